@@ -1,0 +1,1 @@
+"""blockwarden_gateway."""
