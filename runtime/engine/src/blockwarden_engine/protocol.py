@@ -4,7 +4,7 @@ Down, as attribute ATTRIBUTE of a SchedulerOutput: a StepOrder. Up, as the same 
 are plain values that pickle, so they survive multi-process workers. Standard library only: the scheduler's and the
 workers' modules both import this one.
 
-An owner is a positive int that the scheduler gives to each trust domain (tenant, generation, salt) when it first sees it, and never
+An owner is a positive int that the scheduler gives to each trust domain (tenant, generation, salt) when first seen, and never
 gives twice; NOBODY owns clean, dirty and scrubbing blocks.
 """
 
