@@ -1,7 +1,7 @@
 """Makes the virtual environment in which the engine plugin runs and is tested, and prints the path of its python.
 
 vLLM is a peer of blockwarden-engine, never a dependency in uv.lock: it would drag torch into every checkout. So it lives in an
-environment of its own, cached under `${XDG_CACHE_HOME:-~/.cache}/blockwarden/engine-env/<hash>`, where the hash is over the pinned
+environment of its own, cached under `${XDG_CACHE_HOME:-~/.cache}/blockwarden/engine-env/<hash>`; the hash is over the pinned
 requirements, the Python version and this checkout's path (core and engine are installed editable). uv hard-links from its own
 cache, so a second environment costs seconds and hardly any disk. Standard library only; needs `uv`.
 
