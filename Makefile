@@ -1,0 +1,42 @@
+# Every command a contributor or CI needs. `make help` lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+UV := tools/uv
+RUN := $(UV) run --frozen
+
+.PHONY: help sync demo demo-down test check format generate golden bench
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
+
+sync: ## the development environment, from the lock file
+	$(UV) sync --frozen --quiet
+
+demo: sync ## the whole product on this machine: cluster, helm install, two tenants, isolation table, salt rotation
+	$(RUN) python -m stack.demo up
+
+demo-down: sync ## removes every trace of the demo
+	$(RUN) python -m stack.demo down
+
+check: sync ## format, lint, types, imports, unit, property, golden, contract: about a minute
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+	$(RUN) mypy
+	$(RUN) lint-imports
+	$(RUN) python tools/run_tests.py unit property golden contract
+
+test: check ## everything: the check, then component, integration, engine, e2e and bench goals
+	$(RUN) python tools/run_tests.py component integration engine e2e goals device
+
+bench: sync ## the benchmarks, as ratios measured side by side in one run
+	$(RUN) python tools/run_bench.py
+
+format: sync ## formats the code and sorts imports
+	$(RUN) ruff format .
+	$(RUN) ruff check --fix .
+
+generate: sync ## crds/, the CRD chart and the field reference from the API models
+	$(RUN) python -m blockwarden_operator.crd --write
+
+golden: sync ## rewrites the golden files after an intended change of rendered manifests
+	UPDATE_GOLDEN=1 $(RUN) python tools/run_tests.py golden
