@@ -1,0 +1,95 @@
+"""Telling processes apart by PID and start time: a PID alone may have been given to somebody else meanwhile."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, as remembered in a state file."""
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> "Process | None":
+        """The process that has this PID now; None when there is none, or only its corpse."""
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return None
+        return parse_stat(text)
+
+    @classmethod
+    def load(cls, path: Path) -> "Process | None":
+        """The process a state file remembers, provided it is still that one and alive."""
+        try:
+            kept = json.loads(path.read_text())
+            known = cls(int(kept["pid"]), int(kept["started"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return known if cls.of(known.pid) == known else None
+
+    def save(self, path: Path) -> None:
+        """Remember it; written beside and renamed, so that a crash leaves the old file or the new one."""
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps({"pid": self.pid, "started": self.started}))
+        draft.rename(path)
+
+    def kill(self, timeout: float = 10) -> None:
+        """SIGKILL, then wait until it is gone."""
+        deadline = time.monotonic() + timeout
+        while Process.of(self.pid) == self and time.monotonic() < deadline:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            bury(self.pid)
+            time.sleep(0.02)
+        bury(self.pid)
+
+
+def parse_stat(text: str) -> Process | None:
+    """PID and start time from /proc/PID/stat; the command's name may hold spaces and brackets. A zombie is None."""
+    pid = int(text.split(" ", 1)[0])
+    fields = text.rsplit(")", 1)[1].split()
+    return None if fields[0] in "ZX" else Process(pid, int(fields[19]))
+
+
+def bury(pid: int) -> None:
+    """Reap the process if it was our child."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def namespace_members(anchor: int) -> list[int]:
+    """Host PIDs of the processes in the anchor's PID namespace or beneath it: what would die with it."""
+    depth = _namespace_pids(anchor)
+    mine = _link(anchor)
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            pid = int(entry.name)
+            if _link(pid) == mine or len(_namespace_pids(pid)) > len(depth) > 1:
+                found.append(pid)
+    return sorted(found)
+
+
+def _link(pid: int) -> str:
+    """Identity of a process's PID namespace."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
+
+
+def _namespace_pids(pid: int) -> list[str]:
+    """The PIDs of a process from our namespace inwards."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return line.split()[1:]
+    return []

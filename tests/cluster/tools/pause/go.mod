@@ -1,0 +1,3 @@
+module blockwarden.dev/tests/cluster/tools/pause
+
+go 1.26.0
