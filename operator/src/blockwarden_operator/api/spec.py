@@ -17,8 +17,7 @@ from .model import Model
 from .tenant import Tenant
 
 MAX_TENANTS: Final = 100
-_NARROW_TO_WIDE: Final = cel_list([scope.value for scope in sorted(Scope, key=lambda scope: scope.width)])
-_WIDTH: Final = _NARROW_TO_WIDE + ".indexOf({0})"
+_WIDTHS: Final = "{" + ", ".join(f"'{scope}': {scope.width}" for scope in Scope) + "}"
 _SCOPE: Final = "(has(t.scope) ? t.scope : self.isolation.scope)"
 _EXTERNAL: Final = "(has({0}.engine.kvTransfer) && !({0}.engine.kvTransfer.connector in " + cel_list(sorted(IN_POD)) + "))"
 _NAMESPACE: Final = "(has({0}.engine.kvTransfer.keyNamespace) ? {0}.engine.kvTransfer.keyNamespace : '')"
@@ -26,15 +25,12 @@ _NAMESPACE: Final = "(has({0}.engine.kvTransfer.keyNamespace) ? {0}.engine.kvTra
 
 def _guaranteed(kind: str) -> str:
     """CEL: the sum of the guarantees that are percentages (`string`) or numbers of blocks (`int`)."""
-    return (
-        f"self.tenants.filter(t, type(t.kvCache.guaranteed) == {kind})"
-        ".map(t, int(string(t.kvCache.guaranteed).replace('%', ''))).sum()"
-    )
+    return f"self.tenants.map(t, type(t.kvCache.guaranteed) == {kind}, int(string(t.kvCache.guaranteed).replace('%', ''))).sum()"
 
 
 _RULES: Final = rules(
     rule(
-        f"self.tenants.all(t, !has(t.scope) || {_WIDTH.format('t.scope')} <= {_WIDTH.format('self.isolation.scope')})",
+        f"self.tenants.all(t, !has(t.scope) || {_WIDTHS}[t.scope] <= {_WIDTHS}[self.isolation.scope])",
         "spec.tenants[].scope: is wider than spec.isolation.scope: use that scope or a narrower one "
         "(from wide to narrow: None, Tenant, User, Session, Request)",
     ),

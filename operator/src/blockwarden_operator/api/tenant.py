@@ -8,13 +8,16 @@ from pydantic import ConfigDict, Field
 
 from blockwarden_core.engine_args import SERVED_NAME
 from blockwarden_core.identity import RESERVED_TENANTS, TENANT_PATTERN, Scope
-from blockwarden_core.policy import Amount
+from blockwarden_core.policy import Percent
 
 from .base import ApiModel, SecretKeyRef, list_map, rule, rules
 
+Amount = Annotated[int, Field(ge=0, le=1_000_000_000)] | Annotated[Percent, Field(max_length=4)]
+"""Blocks, or a percentage. Bounded, or the apiserver would find the rules below too costly."""
+
 _PERCENT_ABOVE_ZERO: Final = r"^(100|[1-9][0-9]?)%$"
 _NUMBER: Final = "int(string({0}).replace('%', ''))"
-_LIMITED: Final = "!has(self.limit) || type(self.limit) != type(self.guaranteed) || "
+_SAME_UNIT: Final = "(type(self.limit) == string) == (type(self.guaranteed) == string)"
 
 
 class ApiKeySource(ApiModel):
@@ -42,11 +45,11 @@ class KvShare(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             rule(
-                "!has(self.limit) || type(self.limit) == type(self.guaranteed)",
+                f"!has(self.limit) || {_SAME_UNIT}",
                 "spec.tenants[].kvCache: guaranteed and limit have different units: write both in blocks or both in percent",
             ),
             rule(
-                f"{_LIMITED}{_NUMBER.format('self.limit')} >= {_NUMBER.format('self.guaranteed')}",
+                f"!has(self.limit) || !({_SAME_UNIT}) || {_NUMBER.format('self.limit')} >= {_NUMBER.format('self.guaranteed')}",
                 "spec.tenants[].kvCache.limit: is below guaranteed: raise limit, lower guaranteed, or leave limit out",
             ),
             rule(
