@@ -1,0 +1,135 @@
+"""Brings the product up on a cluster as a user would: helm install, kubectl apply, wait for Ready; and takes it away again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from localnode.target import Target, tool
+from stack.images import ROOT, Images
+from stack.kubectl import Cluster, CommandError, wait_for
+
+RELEASE: Final = "blockwarden"
+SYSTEM: Final = "blockwarden-system"
+NAMESPACE: Final = "blockwarden-demo"
+POLICY: Final = "demo"
+TENANTS: Final = ("acme", "globex")
+MANIFEST: Final = ROOT / "examples" / "demo.yaml"
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A demo policy that is Ready, and how to reach it."""
+
+    cluster: Cluster
+    images: Images
+
+    def policy(self) -> Any:
+        """The TenantPolicy as it stands."""
+        return self.cluster.get("-n", NAMESPACE, "tenantpolicy", POLICY)
+
+    def api_key(self, tenant: str) -> str:
+        """The tenant's generated API key."""
+        status = next(entry for entry in self.policy()["status"]["tenants"] if entry["name"] == tenant)
+        return self.cluster.secret(NAMESPACE, status["apiKeySecret"], "api-key")
+
+    def pods(self, component: str) -> list[Any]:
+        """The policy's live pods of one component."""
+        selector = f"app.kubernetes.io/instance={POLICY},app.kubernetes.io/component={component}"
+        pods = self.cluster.get("-n", NAMESPACE, "pods", "-l", selector)["items"]
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+    def ready(self) -> bool:
+        """Whether Ready is true for the spec as it stands."""
+        policy = self.policy()
+        return condition(policy, "Ready").get("status") == "True" and observed(policy)
+
+    def wait_ready(self, *, timeout: float = 420) -> None:
+        """Waits for Ready.
+
+        Raises:
+            Timeout: it did not come; the message has the conditions as they stood last.
+        """
+        wait_for("TenantPolicy demo Ready", lambda: self.ready() or None, timeout=timeout, every=1)
+
+    def restart_engine(self) -> None:
+        """Deletes the engine pods and waits until their successors are attested and the policy is Ready again."""
+        before = {pod["metadata"]["uid"] for pod in self.pods("engine")}
+        selector = f"app.kubernetes.io/instance={POLICY},app.kubernetes.io/component=engine"
+        self.cluster.run("-n", NAMESPACE, "delete", "pod", "-l", selector, "--wait=true", timeout=180)
+
+        def renewed() -> bool | None:
+            now = {pod["metadata"]["uid"] for pod in self.pods("engine")}
+            return (bool(now) and not now & before and self.ready()) or None
+
+        wait_for("an engine after the restart", renewed, timeout=420, every=1)
+
+    def rotate(self, rotation: str, *, timeout: float = 180) -> None:
+        """Rotates every tenant's salt by annotation and waits for the end of the rotation."""
+        self.cluster.run(
+            "-n", NAMESPACE, "annotate", "tenantpolicy", POLICY, f"blockwarden.dev/rotate-salt={rotation}", "--overwrite"
+        )
+
+        def done() -> bool | None:
+            state = self.policy()["status"].get("rotation", {})
+            return (state.get("observedID") == rotation and state.get("phase") == "Idle") or None
+
+        wait_for(f"the end of rotation {rotation}", done, timeout=timeout)
+
+
+def condition(policy: Any, kind: str) -> dict[str, Any]:
+    """One condition of a TenantPolicy, empty where it has none of that type yet."""
+    conditions = policy.get("status", {}).get("conditions", [])
+    return next((entry for entry in conditions if entry["type"] == kind), {})
+
+
+def observed(policy: Any) -> bool:
+    """Whether the status is about the spec as it stands."""
+    return bool(policy.get("status", {}).get("observedGeneration") == policy["metadata"]["generation"])
+
+
+def cluster_of(target: Target) -> Cluster:
+    """The target's cluster with the pinned tools."""
+    return Cluster(target.kubeconfig, kubectl=tool("kubectl"), helm=tool("helm"))
+
+
+def install(cluster: Cluster, images: Images) -> None:
+    """`helm install` of the stack with our images."""
+    chart = ROOT / "helm" / "blockwarden"
+    cluster.run("dependency", "build", str(chart), tool=cluster.helm)
+    values = [f"--set=operator.{name}.{part}={value}" for name, image in _named(images) for part, value in _split(image)]
+    cluster.install(
+        RELEASE, chart, "--namespace", SYSTEM, "--create-namespace", "--wait", "--timeout", "5m", *values, timeout=360
+    )
+
+
+def apply_policy(cluster: Cluster, images: Images) -> Deployed:
+    """`kubectl apply` of the example, as it is."""
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    cluster.apply(MANIFEST.read_text())
+    return Deployed(cluster, images)
+
+
+def remove(cluster: Cluster) -> None:
+    """Everything that `install` and `apply_policy` made, from a cluster that goes on living."""
+    cluster.run("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=180s", timeout=200)
+    _uninstall(cluster)
+    cluster.run("delete", "crd", "tenantpolicies.blockwarden.dev", "--ignore-not-found", "--timeout=120s", timeout=140)
+    cluster.run("delete", "namespace", SYSTEM, "--ignore-not-found", "--timeout=180s", timeout=200)
+
+
+def _uninstall(cluster: Cluster) -> None:
+    try:
+        cluster.run("uninstall", RELEASE, "--namespace", SYSTEM, "--wait", tool=cluster.helm, timeout=200)
+    except CommandError as error:
+        if "not found" not in str(error):
+            raise
+
+
+def _named(images: Images) -> list[tuple[str, str]]:
+    return [("image", images.operator), ("workloadImages.gateway", images.gateway), ("workloadImages.engine", images.engine)]
+
+
+def _split(image: str) -> list[tuple[str, str]]:
+    repository, tag = image.rsplit(":", 1)
+    return [("repository", repository), ("tag", tag)]
