@@ -179,8 +179,8 @@ It goes on running. Next, as typed here:
   KEY=$(kubectl -n {deploy.NAMESPACE} get secret {secret} -o jsonpath='{{.data.api-key}}' | base64 -d)
   curl -s {url}/v1/models -H "Authorization: Bearer $KEY"
   curl -s {url}/v1/chat/completions -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' -d '{body}'
-  kubectl -n {deploy.NAMESPACE} annotate tpol {deploy.POLICY} blockwarden.dev/rotate-salt.{deploy.TENANTS[0]}="$(date +%s)" --overwrite
-  kubectl -n {deploy.NAMESPACE} describe tpol {deploy.POLICY}
+  kubectl {policy.format(verb="annotate")} {rotate}="$(date +%s)" --overwrite
+  kubectl {policy.format(verb="describe")}
 
   make demo-down    removes every trace
 """

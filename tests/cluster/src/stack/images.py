@@ -1,6 +1,6 @@
 """The three images and the demo's engine image with its model inside, built when their content has changed.
 
-A tag is the hash of what the image is built from, so that an unchanged tree builds nothing and pods always run what the tree holds.
+A tag is the hash of what the image is built from: an unchanged tree builds nothing, and pods always run what the tree holds.
 """
 
 from __future__ import annotations
