@@ -22,6 +22,7 @@ from stack import control, deploy, forward, images
 from stack.client import Client
 from stack.isolation import Expected, Row, render_table
 from stack.kubectl import Cluster, CommandError, Timeout
+from stack.nextsteps import next_steps
 from stack.phases import Phases, say
 from stack.prompts import private_prompt
 from stack.steady import Record, steady_client
@@ -123,7 +124,7 @@ def up(node: str = NODE, port: int = PORT) -> tuple[Target, deploy.Deployed, str
     say(f"\nduring the rotation a steady client got {record.answered} answers and {len(record.failures)} failures")
     say("\n" + phases.summary())
     _judge(rows, record)
-    say(_next_steps(deployed, url))
+    say(next_steps(deployed, url))
     return target, deployed, url
 
 
@@ -164,26 +165,6 @@ def _stop_forward() -> None:
 
 def _state(suffix: str) -> Path:
     return paths.made(paths.cache() / "demo") / f"port-forward.{suffix}"
-
-
-def _next_steps(deployed: deploy.Deployed, url: str) -> str:
-    cluster, secret = deployed.cluster, f"{deploy.POLICY}-key-{deploy.TENANTS[0]}"
-    body = (
-        f'{{"model":"{images.MODEL}","messages":[{{"role":"user","content":"What is the capital of France?"}}],"max_tokens":16}}'
-    )
-    return f"""
-It goes on running. Next, as typed here:
-
-  export KUBECONFIG={cluster.kubeconfig} PATH="{Path(cluster.kubectl).parent}:$PATH"
-  kubectl get tpol -A
-  KEY=$(kubectl -n {deploy.NAMESPACE} get secret {secret} -o jsonpath='{{.data.api-key}}' | base64 -d)
-  curl -s {url}/v1/models -H "Authorization: Bearer $KEY"
-  curl -s {url}/v1/chat/completions -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' -d '{body}'
-  kubectl {policy.format(verb="annotate")} {rotate}="$(date +%s)" --overwrite
-  kubectl {policy.format(verb="describe")}
-
-  make demo-down    removes every trace
-"""
 
 
 def main(arguments: list[str]) -> int:
