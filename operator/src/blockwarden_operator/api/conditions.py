@@ -49,7 +49,6 @@ class AcceptedReason(StrEnum):
     """The stored object is not what this operator's version of the API allows."""
     ENGINE_ARGUMENT_REFUSED = "EngineArgumentRefused"
     ENVIRONMENT_REFUSED = "EnvironmentRefused"
-    CONNECTOR_REFUSED = "ConnectorRefused"
     IMAGE_REFUSED = "ImageRefused"
     NAME_RESERVED = "NameReserved"
     SCOPE_WIDENED = "ScopeWidened"
