@@ -107,9 +107,7 @@ def ensure(groups: tuple[Group, ...] = ALL) -> None:
             f"building needs 8 GiB under {paths.cache()}, {free / 2**30:.1f} GiB are free: make room or move XDG_CACHE_HOME"
         )
     go = toolchain.find()
-    say(
-        f"building {', '.join(group.name for group in lacking)} with {go}; once per machine, about a quarter of an hour on two cores"
-    )
+    say(f"building {', '.join(group.name for group in lacking)} with {go}; once per machine: a quarter of an hour on two cores")
     for group in lacking:
         build(group, go)
 

@@ -1,7 +1,7 @@
 """Loopback ports of the host that lead into a node, and the record that keeps a node's ports the same over restarts."""
 
 import json
-import subprocess
+import os
 import sys
 from pathlib import Path
 
@@ -23,10 +23,10 @@ class Forwards:
         if running is not None and purpose in self._ports():
             return self._ports()[purpose]
         wanted = port or self._ports().get(purpose, 0)
-        process, got = self._spawn(anchor, host, target, wanted)
+        pid, got = self._spawn(anchor, host, target, wanted)
         if got == 0 and not port:
-            process, got = self._spawn(anchor, host, target, 0)
-        started = Process.of(process.pid)
+            pid, got = self._spawn(anchor, host, target, 0)
+        started = Process.of(pid)
         if got == 0 or started is None:
             raise NotReady(f"127.0.0.1:{wanted} could not be listened on: end who holds it or choose another port")
         paths.made(self.directory)
@@ -35,20 +35,24 @@ class Forwards:
         self.record.write_text(json.dumps({**self._ports(), purpose: got}))
         return got
 
-    def _spawn(self, anchor: Process, host: str, target: int, port: int) -> tuple[subprocess.Popen[bytes], int]:
-        """Start one forwarder; the port it reports, 0 when it could not listen."""
+    def _spawn(self, anchor: Process, host: str, target: int, port: int) -> tuple[int, int]:
+        """Start one forwarder; its PID, and the port it reports: 0 when it could not listen. It is meant to outlive us."""
         argv = [sys.executable, "-I", str(paths.PACKAGE / "forwarder.py"), "--anchor", str(anchor.pid), "--host", host]
         argv += ["--target", str(target), "--port", str(port)]
         log = paths.made(self.directory.parent / "logs") / "forwarder.log"
-        with log.open("ab") as errors:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True, cwd="/"
-            )
-        assert process.stdout is not None
-        with process.stdout as said:
+        reading, writing = os.pipe()
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, writing, 1),
+            (os.POSIX_SPAWN_OPEN, 2, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+        ]
+        pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=actions, setsid=True)
+        os.close(writing)
+        with os.fdopen(reading) as said:
             line = said.readline().strip()
-        process.returncode = process.returncode if line else process.wait()
-        return process, int(line or 0)
+        if not line:
+            os.waitpid(pid, 0)
+        return pid, int(line or 0)
 
     def _ports(self) -> dict[str, int]:
         """The remembered ports by purpose."""

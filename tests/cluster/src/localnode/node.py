@@ -184,9 +184,13 @@ class Node:
             raise CommandFailed(f"node {self.name} does not run: start it with `python -m localnode up --name {self.name}`")
         return self.forwards.open(purpose or f"{target}-{port}", anchor, target, port, host_port)
 
+    def kubectl_command(self, *argv: str) -> list[str]:
+        """The command line of kubectl against this node."""
+        return [binaries.program("kubectl"), f"--kubeconfig={self.kubeconfig}", *argv]
+
     def kubectl(self, *argv: str, stdin: str | None = None) -> str:
-        """kubectl against this node."""
-        return run([binaries.program("kubectl"), f"--kubeconfig={self.kubeconfig}", *argv], stdin=stdin)
+        """Run kubectl against this node to its end."""
+        return run(self.kubectl_command(*argv), stdin=stdin)
 
     def __enter__(self) -> Self:
         self.up(owner=os.getpid())

@@ -42,14 +42,16 @@ class Process:
         draft.rename(path)
 
     def kill(self, timeout: float = 10) -> None:
-        """SIGKILL, then wait until it is gone."""
+        """SIGKILL, then wait until it is gone, and for a moment until whoever is its parent has buried it."""
         deadline = time.monotonic() + timeout
         while Process.of(self.pid) == self and time.monotonic() < deadline:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+            time.sleep(0.02)
+        patience = time.monotonic() + 2
+        while Process.of(self.pid) is None and Path(f"/proc/{self.pid}").exists() and time.monotonic() < patience:
             bury(self.pid)
             time.sleep(0.02)
-        bury(self.pid)
 
 
 def parse_stat(text: str) -> Process | None:
