@@ -35,7 +35,7 @@ class Product:
         return self.cluster.run("-n", namespace, "exec", "-i", pod, "--", "python3", "-", stdin=script, timeout=timeout)
 
     def owned(self) -> dict[str, str]:
-        """Kind/name -> resourceVersion of everything in the policy's namespace that carries its label, and of the policy itself."""
+        """Kind/name -> resourceVersion of everything that carries the policy's label, and of the policy itself."""
         kinds = "secrets,configmaps,services,serviceaccounts,deployments,networkpolicies"
         items = self.cluster.get("-n", NAMESPACE, kinds, "-l", f"app.kubernetes.io/instance={POLICY}")["items"]
         items.append(self.deployed.policy())

@@ -171,7 +171,7 @@ for body in bodies:
 
 @pytest.fixture(scope="module")
 def impostor(product) -> Iterator[str]:
-    """A pod that passes the network because it copied the gateway's labels, and that has stolen the gateway's client certificate."""
+    """A pod that passes the network by the gateway's labels, and that has stolen the gateway's client certificate."""
     labels = {
         "app.kubernetes.io/name": "blockwarden",
         "app.kubernetes.io/instance": POLICY,

@@ -72,6 +72,13 @@ def leaks(text: str, secrets: dict[str, list[str]]) -> set[str]:
     return {name for name, strings in secrets.items() if any(string in text for string in strings)}
 
 
+def search(product, pod: str, secrets: dict[str, list[str]]) -> list[list[str]]:
+    """[Secret, file] for every secret found in a pod's files and environments, and a last line that says how much was looked at."""
+    needles = [[name, string] for name, strings in secrets.items() for string in strings]
+    output = product.run_in(pod, SEARCH.format(needles=json.dumps(needles)), timeout=120)
+    return [json.loads(line) for line in output.splitlines()]
+
+
 def test_no_object_holds_a_secret(product, secrets) -> None:
     kinds = product.cluster.run("api-resources", "--verbs=list", "-o", "name").split()
     dumps = {
@@ -99,10 +106,7 @@ def test_no_log_holds_a_secret(product, secrets) -> None:
 
 def test_the_engine_pod_holds_its_own_secrets_only_at_their_mounts(product, secrets) -> None:
     pod = product.deployed.pods("engine")[0]["metadata"]["name"]
-    needles = [[name, string] for name, strings in secrets.items() for string in strings]
-    lines = [
-        json.loads(line) for line in product.run_in(pod, SEARCH.format(needles=json.dumps(needles)), timeout=120).splitlines()
-    ]
+    lines = search(product, pod, secrets)
     looked = int(lines.pop()[1])
     assert looked > 10
     where = {(name, path.split("/..")[0]) for name, path in lines}
@@ -116,10 +120,7 @@ def test_the_engine_pod_holds_its_own_secrets_only_at_their_mounts(product, secr
 
 def test_the_gateway_has_no_secret_in_its_environment(product, secrets) -> None:
     pod = product.deployed.pods("gateway")[0]["metadata"]["name"]
-    needles = [[name, string] for name, strings in secrets.items() for string in strings]
-    lines = [
-        json.loads(line) for line in product.run_in(pod, SEARCH.format(needles=json.dumps(needles)), timeout=120).splitlines()
-    ]
+    lines = search(product, pod, secrets)
     assert int(lines.pop()[1]) > 10
     assert all(path.startswith("/etc/blockwarden/") for _, path in lines)
     mounted = {name for name, _ in lines}

@@ -10,6 +10,9 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+_FIREWALLS: Final = (("iptables-save",), ("ip6tables-save",), ("nft", "list", "ruleset"))
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,8 @@ class Traces:
 
     def left_since(self, before: Traces) -> dict[str, set[str]]:
         """What is here now and was not before, by kind; empty kinds are left out."""
-        kinds = {
-            name: set(getattr(self, name) - getattr(before, name)) for name in ("namespaces", "mounts", "rules", "processes")
-        }
+        names = ("namespaces", "mounts", "rules", "processes")
+        kinds = {name: set(getattr(self, name) - getattr(before, name)) for name in names}
         return {name: found for name, found in kinds.items() if found}
 
 
@@ -34,9 +36,7 @@ def take() -> Traces:
     return Traces(
         namespaces=frozenset(_output("ip", "netns", "list").splitlines()),
         mounts=frozenset(Path("/proc/self/mounts").read_text().splitlines()),
-        rules=frozenset(
-            _rules(_output("iptables-save")) | _rules(_output("ip6tables-save")) | _rules(_output("nft", "list", "ruleset"))
-        ),
+        rules=frozenset(rule for command in _FIREWALLS for rule in _rules(_output(*command))),
         processes=frozenset(_processes()),
     )
 
