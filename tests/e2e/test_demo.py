@@ -28,7 +28,7 @@ def test_the_printed_lines_work_as_printed(product) -> None:
 
 
 def test_a_client_that_sends_what_it_must_not_changes_nothing(product) -> None:
-    """Issue point 2 on the running product: whatever B sends along, it shares nothing with A, and each goes on sharing with itself."""
+    """Issue point 2 on the running product: whatever B sends along, it shares nothing with A, and each with itself."""
     prompt = private_prompt("smuggled", sentences=12)
     acme, globex = product.client("acme"), product.client("globex")
     assert acme.chat("smollm2-135m-instruct", prompt).cached_tokens == 0

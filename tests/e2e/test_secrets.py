@@ -73,7 +73,7 @@ def leaks(text: str, secrets: dict[str, list[str]]) -> set[str]:
 
 
 def search(product, pod: str, secrets: dict[str, list[str]]) -> list[list[str]]:
-    """[Secret, file] for every secret found in a pod's files and environments, and a last line that says how much was looked at."""
+    """[Secret, file] for every secret found in a pod, and a last line that says how many files were looked at."""
     needles = [[name, string] for name, strings in secrets.items() for string in strings]
     output = product.run_in(pod, SEARCH.format(needles=json.dumps(needles)), timeout=120)
     return [json.loads(line) for line in output.splitlines()]
