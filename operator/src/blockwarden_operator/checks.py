@@ -132,14 +132,14 @@ def check_pool(given: CheckInput) -> Refusal | None:
     rest = pool - given.reserved_blocks - sum(amount for amount in amounts if isinstance(amount, int))
     if rest < 0:
         return _over_quota(
-            f"spec.tenants[].kvCache.guaranteed: with {given.reserved_blocks} blocks for blockwarden's own probes they are {-rest} "
-            f"more than the {pool} of spec.engine.kvCache.blocks: lower them or raise blocks"
+            f"spec.tenants[].kvCache.guaranteed: with {given.reserved_blocks} blocks for blockwarden's own probes they "
+            f"are {-rest} more than the {pool} of spec.engine.kvCache.blocks: lower them or raise blocks"
         )
     for tenant in given.spec.tenants:
         if blocks_of(tenant.kv_cache.effective_limit, rest) == 0:
             return _over_quota(
-                f"spec.tenants[{tenant.name}].kvCache: {tenant.kv_cache.effective_limit} of the {rest} blocks left is no block at all: "
-                "raise it, or spec.engine.kvCache.blocks"
+                f"spec.tenants[{tenant.name}].kvCache: {tenant.kv_cache.effective_limit} of the {rest} blocks left is no "
+                "block at all: raise it, or spec.engine.kvCache.blocks"
             )
     return None
 
@@ -164,7 +164,7 @@ def check_images(given: CheckInput) -> Refusal | None:
             continue
         return Refusal(
             AcceptedReason.IMAGE_REFUSED,
-            f"{path}: this operator runs only images of {' and '.join(given.image_prefixes)}: use one of those, or leave image out",
+            f"{path}: this operator runs only images of {' and '.join(given.image_prefixes)}: use one, or leave image out",
         )
     return None
 

@@ -57,7 +57,7 @@ class ModelSource(ApiModel):
         json_schema_extra=rules(
             rule(
                 "[has(self.huggingFace), has(self.persistentVolumeClaim), has(self.path)].filter(set, set).size() == 1",
-                "spec.model.source: set exactly one of huggingFace, persistentVolumeClaim and path",
+                "spec.model.source: names no source or several: set exactly one of huggingFace, persistentVolumeClaim and path",
             )
         )
     )
