@@ -1,0 +1,1 @@
+"""kopf, at the edge: events become keys on a queue, and nothing else happens here."""

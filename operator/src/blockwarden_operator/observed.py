@@ -1,0 +1,96 @@
+"""What one reconcile sees of the world: values only, no client. `observe` fills it, `plan` reads it.
+
+Everything that a plan depends on is here, so that a plan can be computed, tested and explained without a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from blockwarden_core.report import EngineReport, GatewayReport
+
+from .render.names import COMPONENT_LABEL, Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod of the policy."""
+
+    name: str
+    uid: str
+    ip: str
+    component: str
+    ready: bool
+    finished: bool
+    leaves_at: datetime | None
+
+    def is_live(self, now: datetime) -> bool:
+        """Whether the pod may still run code of ours: it has an address, has not ended, and its grace period is not over."""
+        return bool(self.ip) and not self.finished and (self.leaves_at is None or now < self.leaves_at)
+
+
+def read_pod(manifest: Manifest) -> Pod:
+    """The pod in a manifest."""
+    metadata, status = manifest["metadata"], manifest.get("status") or {}
+    conditions = {entry["type"]: entry["status"] for entry in status.get("conditions") or []}
+    leaving = metadata.get("deletionTimestamp")
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        ip=status.get("podIP") or "",
+        component=(metadata.get("labels") or {}).get(COMPONENT_LABEL, ""),
+        ready=conditions.get("Ready") == "True" and leaving is None,
+        finished=status.get("phase") in ("Succeeded", "Failed"),
+        leaves_at=parse_time(leaving) if leaving else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PortProbe:
+    """Which ports of an engine pod opened to the operator, which may reach `control` only."""
+
+    api_open: bool
+    events_open: bool
+    control_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything about one TenantPolicy.
+
+    Args:
+        policy: the TenantPolicy.
+        children: objects that it owns, by (kind, name).
+        referenced: Secrets that its spec names, by name; None for one that does not exist.
+        pods: its pods.
+        gateways, engines: reports of live pods by UID, None where a pod gave none.
+        probes: by engine pod UID; None when the operator cannot probe.
+        now: aware, whole seconds.
+    """
+
+    policy: Manifest
+    children: Mapping[tuple[str, str], Manifest]
+    now: datetime
+    referenced: Mapping[str, Manifest | None] = field(default_factory=dict)
+    pods: tuple[Pod, ...] = ()
+    gateways: Mapping[str, GatewayReport | None] = field(default_factory=dict)
+    engines: Mapping[str, EngineReport | None] = field(default_factory=dict)
+    probes: Mapping[str, PortProbe] | None = None
+
+    def child(self, kind: str, name: str) -> Manifest | None:
+        return self.children.get((kind, name))
+
+    def secrets(self) -> dict[str, Manifest]:
+        return {name: manifest for (kind, name), manifest in self.children.items() if kind == "Secret"}
+
+
+def parse_time(text: str) -> datetime:
+    """A Kubernetes timestamp."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
+
+
+def format_time(moment: datetime) -> str:
+    """A Kubernetes timestamp: UTC, whole seconds."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

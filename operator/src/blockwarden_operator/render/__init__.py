@@ -1,0 +1,1 @@
+"""Manifests of everything that a TenantPolicy owns: pure functions from values to dictionaries, one component per module."""
