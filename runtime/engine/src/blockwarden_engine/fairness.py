@@ -1,0 +1,156 @@
+"""How one step's tokens and the running slots are divided between tenants. Pure.
+
+Every tenant has a count of tokens served, divided by its weight (its guarantee): whoever is served less is behind. Each step:
+
+- Where one tenant alone has prompts to process, it may use the whole step (up to its own cap).
+- Where several have, each gets at least its share of the step, in proportion to the weights; what a tenant cannot use of its
+  share goes to the others within the step.
+- A tenant that is far ahead of the one furthest behind processes no prompt in that step, though its answers go on: the time of a
+  step is the sum of what is in it, so a quiet tenant's short prompt would otherwise wait for the flood that shares its step.
+
+Being behind is worth at most one step's tokens, so nobody saves up idle time to shut others out later. One running slot is kept
+free for each tenant that has none, up to a quarter of all slots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from blockwarden_core.policy import EnginePolicy, blocks_of
+
+from .quotas import Quota
+
+UNLIMITED = 1 << 60
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """One tenant's part in the scheduling of steps.
+
+    Attributes:
+        weight: its part of all weights, as a fraction of the average tenant's.
+        cap: tokens that it may have in one step.
+        max_sequences: requests that it may have running.
+        served: tokens scheduled so far, divided by weight.
+        step: the step for which the following hold.
+        used: tokens in this step.
+        prompt_limit: tokens in this step up to which it may process prompts.
+        running: running requests, counted while requests wait.
+    """
+
+    name: str
+    weight: float = 1.0
+    cap: int = UNLIMITED
+    max_sequences: int = UNLIMITED
+    served: float = 0.0
+    step: int = -1
+    used: int = 0
+    prompt_limit: int = UNLIMITED
+    running: int = 0
+
+
+class Fairness:
+    """Divides steps of at most `tokens` tokens and `slots` running requests."""
+
+    def __init__(self, tokens: int, slots: int) -> None:
+        self._tokens, self._slots = tokens, slots
+        self._flows: dict[str, Flow] = {}
+        self._registered = 0
+        self._active = 0
+        self.step = 0
+
+    def flow(self, tenant: str) -> Flow:
+        """The flow of a tenant, the same object as long as the tenant is registered."""
+        return self._flows.setdefault(tenant, Flow(tenant))
+
+    def apply(self, policy: EnginePolicy, quotas: Mapping[str, Quota]) -> None:
+        """Takes a policy's shares into force."""
+        mean = max(1.0, sum(quota.guaranteed for quota in quotas.values()) / max(1, len(quotas)))
+        for share in policy.tenants:
+            flow = self.flow(share.name)
+            flow.weight = max(1.0, quotas[share.name].guaranteed) / mean
+            flow.max_sequences = share.max_sequences or UNLIMITED
+            part = share.max_batched_tokens_share
+            flow.cap = UNLIMITED if part is None else max(1, blocks_of(part, self._tokens))
+        for name in self._flows.keys() - quotas.keys():
+            del self._flows[name]
+        self._registered = len(quotas)
+
+    # ---- one step --------------------------------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> None:
+        """Starts a step."""
+        self.step = step
+
+    def count_running(self, flows: Iterable[Flow]) -> None:
+        """Counts the running requests, given as one flow per request."""
+        self._active = 0
+        for flow in flows:
+            self._enter(flow)
+            self._active += not flow.running
+            flow.running += 1
+
+    def divide(self, demand: Mapping[Flow, int], decodes: int) -> None:
+        """Sets how far each tenant with prompts to process may go in this step.
+
+        Args:
+            demand: prompt tokens waiting, by flow.
+            decodes: running requests, each of which takes about one token.
+        """
+        for flow in demand:
+            self._enter(flow)
+        if len(demand) < 2:
+            return
+        ahead = max(flow.served for flow in demand)
+        for flow in demand:
+            flow.served = max(flow.served, ahead - self._tokens)
+        behind = min(flow.served for flow in demand)
+        tokens, weights = max(1, self._tokens - decodes), sum(flow.weight for flow in demand)
+        wanted = {flow: min(left, math.ceil(tokens * flow.weight / weights)) for flow, left in demand.items()}
+        reserved = sum(wanted.values())
+        for flow in demand:
+            held = flow.served > behind + self._tokens / 2
+            flow.prompt_limit = 0 if held else max(1, tokens - reserved + wanted[flow])
+
+    def may_start(self, flow: Flow, free_slots: int) -> bool:
+        """Whether one more request of the tenant may start running in this step."""
+        self._enter(flow)
+        if flow.running >= flow.max_sequences or flow.used >= min(flow.prompt_limit, flow.cap):
+            return False
+        kept = min(self._registered - self._active, self._slots // 4)
+        return not flow.running or free_slots > kept
+
+    def start(self, flow: Flow) -> None:
+        """One more request of the tenant runs."""
+        self._active += not flow.running
+        flow.running += 1
+
+    def grant(self, flow: Flow, tokens: int, *, prompt: bool, whole: bool = False) -> int:
+        """How many of `tokens` the tenant may have now, charged to it.
+
+        Args:
+            prompt: whether they are of a prompt; of an answer it is all or none.
+            whole: whether a prompt cannot be split.
+        """
+        if flow.step != self.step:
+            self._enter(flow)
+        left = (min(flow.prompt_limit, flow.cap) if prompt else flow.cap) - flow.used
+        if tokens > left:
+            if not prompt:
+                return 0
+            if not whole:
+                tokens = max(0, left)
+        flow.used += tokens
+        flow.served += tokens / flow.weight
+        return tokens
+
+    def give_back(self, flow: Flow, tokens: int) -> None:
+        """Tokens that were granted and could not be scheduled."""
+        flow.used -= tokens
+        flow.served -= tokens / flow.weight
+
+    def _enter(self, flow: Flow) -> None:
+        if flow.step != self.step:
+            flow.step, flow.used, flow.running, flow.prompt_limit = self.step, 0, 0, UNLIMITED

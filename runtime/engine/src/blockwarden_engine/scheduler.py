@@ -1,0 +1,282 @@
+"""vLLM's scheduler with tenants in it, synchronous and asynchronous, without a copy of its `schedule`.
+
+What decides sits at four places that vLLM's own step passes through: the waiting queue (who is offered), the hook before a
+waiting request starts (`_handle_blocked_waiting_request`: does it fit), the hook before any request gets its tokens
+(`_reserve_prefill_lookahead`: how many, and are there blocks for them), and the end of the step (`_update_after_schedule`: is
+every table its owner's). So vLLM's own answers to a shortage, preempting whoever is last and stopping the queue, never come up;
+were they to, `_request_blocks_can_be_freed` vetoes a victim of another tenant. Imports vLLM: it subclasses its schedulers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import vllm.v1.core.kv_cache_coordinator as coordinator_module
+import vllm.v1.core.sched.scheduler as scheduler_module
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.request import RequestStatus
+
+from blockwarden_core.policy import EnginePolicy
+from blockwarden_core.report import EngineReport
+
+from .aggregate import AckAggregator
+from .dispatch import TenantDispatch
+from .enrol import Enrolment
+from .errors import RequestRefused
+from .fairness import Fairness
+from .fit import Fit
+from .manager import TenantKVCacheManager
+from .plugin import require_plugin
+from .policy import PolicyFile, PolicyWatcher
+from .pool import TenantBlockPool
+from .quotas import plan_quotas
+from .settings import observe_identity
+from .shortage import TenantShortage
+from .status import render_pool, render_report, render_tenants
+from .support import check_built, check_supported, replaced
+from .waiting import TenantQueue
+
+logger = logging.getLogger("vllm.blockwarden")
+
+GUARD_ENV: Final = "BLOCKWARDEN_GUARD"
+"""`Full` checks whole tables in every step instead of what is new in them: for tests, at a cost that grows with the sequences."""
+NEVER: Final = 1 << 60
+"""A step that does not come: a request that waits for it is skipped in the running loop."""
+Request = Any
+
+
+class TenantScheduling(TenantShortage, TenantDispatch):
+    """Mixed in front of a scheduler of vLLM."""
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        require_plugin("scheduler")
+        check_supported(vllm_config)
+        with (
+            replaced(coordinator_module, "BlockPool", TenantBlockPool),
+            replaced(scheduler_module, "KVCacheManager", TenantKVCacheManager),
+        ):
+            super().__init__(vllm_config, *args, **kwargs)
+        check_built(self, TenantBlockPool, TenantKVCacheManager)
+        self.waiting = TenantQueue()
+        self.pool: TenantBlockPool = self.kv_cache_manager.block_pool
+        self.ledger = self.pool.ledger
+        self.counters: Counter[str] = Counter()
+        self._identity = observe_identity()
+        self._paranoid = os.environ.get(GUARD_ENV) == "Full"
+        self._ranks = vllm_config.parallel_config.world_size
+        self._whole_prompts = not self.scheduler_config.enable_chunked_prefill
+        self._stalled: list[Request] = []
+        self._freeing = False
+        self._wake: Callable[[], None] = lambda: None
+        # Blocks are freed, and hence scrubbed, only after the last step that was scheduled with them was processed.
+        self.defer_block_free = vllm_config.max_concurrent_batches > 1
+        self.kv_cache_manager.count_deferred = lambda: sum(len(blocks) for _, blocks in self.deferred_frees)
+        self._start_policy(vllm_config)
+
+    def _start_policy(self, vllm_config: Any) -> None:
+        self.fairness = Fairness(self.max_num_scheduled_tokens, self.max_num_active_reqs)
+        self._fit = Fit(
+            self.kv_cache_manager,
+            lookahead=self.num_lookahead_tokens,
+            speculative=self.num_spec_tokens,
+            max_model_len=self.max_model_len,
+        )
+        uid = self._identity.policy_uid
+        self.policy_file = PolicyFile(self._identity.root, uid, check=self._check_plan)
+        self._applied: EnginePolicy = self.policy_file.load()
+        self._enrolment = Enrolment(self.policy_file, uid, self.ledger, self.fairness, self._fit)
+        self._apply_policy(self._applied)
+        self._watcher = PolicyWatcher(self.policy_file, on_change=self._on_policy)
+        self._watcher.start()
+
+    def _on_policy(self) -> None:
+        self._wake()  # looked up now: the engine is attached after the watcher started
+
+    def _check_plan(self, policy: EnginePolicy) -> None:
+        plan_quotas(policy, self.ledger.size)
+
+    def attach_engine(self, core: Any) -> None:
+        """Called by the plugin once the engine core around this scheduler is complete.
+
+        From then on a new policy wakes an idle engine, and every rank's acknowledgement is asked for.
+        """
+        if (inbox := getattr(core, "input_queue", None)) is not None:
+            self._wake = lambda: inbox.put_nowait((EngineCoreRequestType.WAKEUP, None))
+        if self._ranks > 1:
+            core.model_executor.kv_output_aggregator = AckAggregator(core.model_executor.kv_output_aggregator)
+
+    def shutdown(self) -> None:
+        self._watcher.stop()
+        super().shutdown()
+
+    # ---- the policy ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _policy_is_new(self) -> bool:
+        return self.policy_file.in_force is not self._applied
+
+    def _apply_policy(self, policy: EnginePolicy) -> None:
+        quotas = plan_quotas(policy, self.ledger.size)
+        self._applied = policy
+        self.pool.apply_quotas(quotas)
+        self.fairness.apply(policy, quotas)
+        for request in list(self.requests.values()):
+            self._review(request)
+        logger.info("blockwarden: policy version %d in force for %d tenants", policy.version, len(quotas))
+
+    def _review(self, request: Request) -> None:
+        if request.refused is not None:
+            return
+        if self._enrolment.is_stale(request):
+            self._refuse(request, "tenant_or_generation_retired")
+            return
+        try:
+            self._enrolment.bound(request)
+        except RequestRefused as error:
+            self._refuse(request, error.code)
+
+    # ---- requests come and go --------------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Never raises for a request that must not run: it is marked, and ended with an error in the next step."""
+        if request.request_id in self.requests:
+            self.counters["duplicate_requests"] += 1
+            logger.error("blockwarden: a second request with the id %s was dropped", request.request_id)
+            return
+        self._enrolment.enrol(request)
+        if request.refused is not None:
+            request.flow = None
+            request.resumable = False
+        super().add_request(request)
+        if request.refused is not None:
+            self._refuse(request, request.refused)
+
+    def _refuse(self, request: Request, code: str) -> None:
+        """The request gets no further step and is ended with an error when the next output is processed."""
+        request.refused = code
+        request.next_decode_eligible_step = NEVER
+        self.encoder_cache_mismatch_reqs.add(request.request_id)  # vLLM's own set of requests to end with an error
+        self.counters[f"refused_{code}"] += 1
+        logger.warning("blockwarden: request %s is ended: %s", request.request_id, code)
+
+    def _free_blocks(self, request: Request) -> None:
+        super()._free_blocks(request)
+        if (domain := request.trust_domain) is not None:
+            if request.refused == "guard":
+                self._repair(domain)
+            self.ledger.leave(domain)
+
+    def _repair(self, domain: Any) -> None:
+        """Blocks that a corrupted table lost would stay owned, and never be scrubbed."""
+        held = {block.block_id for _, blocks in self.deferred_frees for block in blocks}
+        for table in self._tables():
+            held.update(block.block_id for blocks in table.values() for block in blocks)
+        self.counters["blocks_repaired"] += self.pool.repair(domain, held)
+
+    def _tables(self) -> list[dict[str, list[Any]]]:
+        return [single.req_to_blocks for single in self.kv_cache_manager.coordinator.single_type_managers]
+
+    def has_requests(self) -> bool:
+        """Also true while something is to be scrubbed, or a new policy to be applied."""
+        return super().has_requests() or bool(self.ledger.dirty) or self._policy_is_new
+
+    # ---- one step --------------------------------------------------------------------------------------------------------
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        if self._policy_is_new and (policy := self.policy_file.in_force) is not None:
+            self._apply_policy(policy)
+        self._begin_step()
+        output = super().schedule(throttle_prefills)
+        self._attach_order(output)
+        return output
+
+    def _begin_step(self) -> None:
+        self.fairness.begin(self.current_step + 1)
+        self.waiting.begin_step()
+        if self._stalled:
+            self._yield_stalled()
+        if len(self.waiting):
+            self.fairness.count_running(request.flow for request in self.running)
+        if self._inflight_prefills or len(self.waiting):
+            self._divide_step()
+
+    def _divide_step(self) -> None:
+        demand: Counter[Any] = Counter()
+        for request in self._inflight_prefills:
+            if request.status == RequestStatus.RUNNING and request.refused is None:
+                demand[request.flow] += request.num_tokens - request.num_computed_tokens
+        heads = [head for head in self.waiting.heads() if head[0] not in demand]
+        if len(demand) + len(heads) > 1:
+            for flow, request, count in heads:  # a tenant that cannot start anything now takes no share of this step
+                if request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) and not self._may_start(request):
+                    self.waiting.deny(flow)
+                else:
+                    demand[flow] += count * request.num_tokens
+            self.fairness.divide(demand, len(self.running))
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        if not super()._handle_blocked_waiting_request(request):
+            return False
+        if self._may_start(request):
+            self.fairness.start(request.flow)
+            return True
+        self.waiting.deny(request.flow)
+        return False
+
+    def _may_start(self, request: Request) -> bool:
+        free_slots = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
+        if request.refused is not None or not self.fairness.may_start(request.flow, free_slots):
+            return False
+        need = self._fit.waiting_shortage(request)
+        if need:
+            self.pool.make_room(request.trust_domain, need)
+            self.counters["waits_for_blocks"] += 1
+        return not need
+
+    def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """vLLM asks this for each request right before it takes blocks; 0 makes it go on to the next running request."""
+        running = request.status == RequestStatus.RUNNING
+        prompt = not running or request.is_prefill_chunk
+        tokens = self.fairness.grant(request.flow, num_new_tokens, prompt=prompt, whole=self._whole_prompts)
+        tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, tokens)
+        if tokens and running and not self._fit.has_table_room(request, tokens) and not self._make_room(request, tokens):
+            self.fairness.give_back(request.flow, tokens)
+            return 0
+        return tokens
+
+    # ---- report ----------------------------------------------------------------------------------------------------------
+
+    def report(self) -> EngineReport:
+        """What this engine holds, for `GET /status` on the internal port. Runs on the engine's own thread."""
+        waiting = (*self.waiting, *self.kv_holding_waiting)
+        return render_report(
+            self._identity,
+            self._applied.version,
+            render_pool(self.ledger),
+            render_tenants(self.ledger, self.running, waiting),
+            {**self.counters, "foreign_hits_refused": self.pool.foreign_hits},
+            self.policy_file.error,
+        )
+
+
+class TenantScheduler(TenantScheduling, Scheduler):
+    """One step at a time."""
+
+
+class TenantAsyncScheduler(TenantScheduling, AsyncScheduler):
+    """The next step is scheduled while one runs."""
+
+
+SCHEDULER_CLASSES: Final = (TenantScheduler, TenantAsyncScheduler)
+
+
+def make_scheduler(vllm_config: Any, **kwargs: Any) -> TenantScheduling:
+    """What `--scheduler-cls` names: vLLM calls it with what it would give its own class."""
+    cls = TenantAsyncScheduler if vllm_config.scheduler_config.async_scheduling else TenantScheduler
+    return cls(vllm_config, **kwargs)
