@@ -148,6 +148,8 @@ class Engine:
         self.api_port, self.internal_port = _free_port(), _free_port()
         self._control_path = str(scratch / "control.sock")
         self.log = scratch / "engine.log"
+        served = scratch / "model"  # the launcher takes no path with a hidden directory in it, and caches are in one
+        served.symlink_to(model)
         self._environment = os.environ | {
             layout.ROOT_ENV: str(deployment.root), layout.POLICY_UID_ENV: deployment.policy_uid,
             layout.POD_UID_ENV: "pod-under-test", "HARNESS_CONTROL": self._control_path,
@@ -156,7 +158,7 @@ class Engine:
             "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
         self._command = [
-            sys.executable, str(HERE / "under_test.py"), f"--model={model}", "--served-model-name=tiny", "--dtype=float32",
+            sys.executable, str(HERE / "under_test.py"), f"--model={served}", "--served-model-name=tiny", "--dtype=float32",
             "--max-model-len=1024", f"--block-size={BLOCK_SIZE}", f"--num-gpu-blocks-override={BLOCKS}", "--enforce-eager",
             "--max-num-seqs=16", "--max-num-batched-tokens=1024", "--bind-host=127.0.0.1", f"--api-port={self.api_port}",
             f"--internal-port={self.internal_port}", "--kv-scrub-verify=Sampled",

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from blockwarden_core.errors import TokenError
 from blockwarden_core.policy import TenantShare
-from blockwarden_core.salt import Token
 
 from .admission import process_admission
 from .compat import check_engine, hook_api
@@ -27,8 +26,6 @@ logger = logging.getLogger("vllm.blockwarden")
 _installed: dict[str, str] = {}
 HOOKS: Final = MappingProxyType(_installed)
 """Hook name -> fingerprint of the vLLM source it stands on; empty until `register` has run in this process."""
-REQUEST_ATTRIBUTE: Final = "blockwarden_token"
-"""Where a Request of the engine core carries its verified Token."""
 
 
 def register() -> None:
@@ -63,8 +60,7 @@ def _admitting_input(original: Any) -> Any:
     def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = original(self, *args, **kwargs)
         try:
-            _token, share = _admit(request)
-            _fit(request, share)
+            _fit(request, _admit(request))
         except TokenError as error:
             raise hook_api().GracefulHTTPError(str(error), HTTPStatus.FORBIDDEN) from None
         except RequestRefused as error:
@@ -79,19 +75,17 @@ def _admitting_core(original: Any) -> Any:
 
     @wraps(original)
     def preprocess_add_request(self: Any, request: Any) -> Any:
-        token, _share = _admit(request)
-        built, wave = original(self, request)
-        setattr(built, REQUEST_ATTRIBUTE, token)
-        return built, wave
+        _admit(request)
+        return original(self, request)
 
     return preprocess_add_request
 
 
-def _admit(request: Any) -> tuple[Token, TenantShare]:
-    token, share = process_admission().admit(request.cache_salt)
+def _admit(request: Any) -> TenantShare:
+    _token, share = process_admission().admit(request.cache_salt)
     if request.mm_features or request.prompt_embeds is not None:
         raise MediaRefused("the request carries media or embeddings, which cannot be scoped to a tenant: send text")
-    return token, share
+    return share
 
 
 def _fit(request: Any, share: TenantShare) -> None:
@@ -108,6 +102,7 @@ def _checked_core(original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         check_core(self)
+        self.scheduler.attach_engine(self)
 
     return __init__
 

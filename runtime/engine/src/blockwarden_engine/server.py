@@ -44,8 +44,9 @@ async def _serve(launch: Launch, args: Any) -> None:
             internal = make_server(attester, internal_tls.context, host=launch.host, port=launch.internal_port)
             side = [tls.watch(), internal_tls.watch(), attester.heartbeat(), serve_internal(internal)]
             public = api.build_and_serve(
-                client, listen_address, socket, args, ssl_context_factory=lambda _config, _default: tls.context
-            )
+                client, listen_address, socket, args, server_header=False,
+                ssl_context_factory=lambda _config, _default: tls.context,
+            )  # fmt: skip
             shutdown = await _first_ends(public, side)
         await shutdown
     finally:
