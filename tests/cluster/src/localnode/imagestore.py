@@ -17,7 +17,7 @@ from pathlib import Path
 from localnode import oci, paths
 from localnode.errors import CommandFailed, HostUnfit
 from localnode.layers import Storage
-from localnode.oci import Image
+from localnode.oci import Blob, Image
 from localnode.processes import Process
 from localnode.progress import say
 from localnode.supervisor import Supervisor
@@ -83,18 +83,23 @@ class ImageStore:
         """Import the blobs the content store lacks; return how many bytes that were."""
         known = self._content()
         lacking = [blob for blob in image.blobs if blob.digest not in known]
-        self._check_room(sum(blob.size for blob in lacking))
+        size = sum(blob.size for blob in lacking)
+        self._check_room(size)
+        self._import(name, image, lacking)
+        self._stamp(name).write_text(json.dumps({"identity": identity, "manifest": image.manifest.digest}))
+        return size
+
+    def _import(self, name: str, image: Image, blobs: list[Blob]) -> None:
+        """Stream an archive of these blobs into containerd, which unpacks the layers it has not unpacked yet."""
         importing = [*CTR, "images", "import", "--snapshotter", snapshotter(self.store), "-"]
         with self.node.popen(*importing, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             assert process.stdin is not None and process.stdout is not None
             with contextlib.suppress(BrokenPipeError):
-                oci.write_archive(process.stdin, name, image.manifest, lacking)
+                oci.write_archive(process.stdin, name, image.manifest, blobs)
                 process.stdin.close()
             said = process.stdout.read().decode(errors="replace")
         if process.returncode != 0:
             raise CommandFailed(f"containerd did not import {name}: {said.strip()[-500:]}")
-        self._stamp(name).write_text(json.dumps({"identity": identity, "manifest": image.manifest.digest}))
-        return sum(blob.size for blob in lacking)
 
     def _check_room(self, size: int) -> None:
         """A layer lies here twice, as a blob and unpacked."""

@@ -66,7 +66,7 @@ def ensure(wanted: dict[str, str]) -> None:
         raise HostUnfit(f"these packages are missing: run `apt-get install {names}` as root")
     say(f"installing Debian packages: {names}")
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = ["apt-get", "install", "--yes", "--no-install-recommends", *lacking]
+    install = ["apt-get", "--option", "DPkg::Lock::Timeout=300", "install", "--yes", "--no-install-recommends", *lacking]
     with no_services():
         if subprocess.run(["apt-get", "install", "--simulate", *lacking], capture_output=True, check=False).returncode != 0:
             stream(["apt-get", "update"], env=env)
