@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
@@ -23,36 +22,9 @@ from kubernetes.aio.dynamic import DynamicClient, Resource
 
 from .errors import ClusterError, Gone, MissingCRD
 from .render.names import FIELD_MANAGER, GROUP, KIND, PLURAL, VERSION, Manifest
+from .resources import ALL_KINDS
 
 TIMEOUT_SECONDS: Final = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Where the apiserver serves a kind."""
-
-    kind: str
-    plural: str
-    group: str = ""
-    version: str = "v1"
-
-
-CHILD_KINDS: Final = (
-    Kind("ServiceAccount", "serviceaccounts"),
-    Kind("NetworkPolicy", "networkpolicies", "networking.k8s.io"),
-    Kind("Secret", "secrets"),
-    Kind("ConfigMap", "configmaps"),
-    Kind("PersistentVolumeClaim", "persistentvolumeclaims"),
-    Kind("Service", "services"),
-    Kind("Job", "jobs", "batch"),
-    Kind("Deployment", "deployments", "apps"),
-)
-"""The kinds of a policy's children in the order in which they are applied: nothing starts before what confines it exists."""
-SERVICE_MONITOR: Final = Kind("ServiceMonitor", "servicemonitors", "monitoring.coreos.com")
-POLICY: Final = Kind(KIND, PLURAL, GROUP, VERSION)
-POD: Final = Kind("Pod", "pods")
-EVENT: Final = Kind("Event", "events", "events.k8s.io")
-_ALL: Final = {kind.kind: kind for kind in (*CHILD_KINDS, SERVICE_MONITOR, POLICY, POD, EVENT)}
 
 
 class Kube:
@@ -169,7 +141,7 @@ async def connect(kubeconfig: str | None) -> Kube:
 
 
 def _path(kind: str, namespace: str, name: str | None = None) -> str:
-    found = _ALL[kind]
+    found = ALL_KINDS[kind]
     resource = Resource(
         prefix="apis" if found.group else "api",
         group=found.group,

@@ -64,6 +64,8 @@ class Observed:
         policy: the TenantPolicy.
         children: objects that it owns, by (kind, name).
         referenced: Secrets that its spec names, by name; None for one that does not exist.
+        volume_claims: PersistentVolumeClaims that its spec names and that exist.
+        foreign: `Kind name` of objects with the name of one of ours and another owner.
         pods: its pods.
         gateways, engines: reports of live pods by UID, None where a pod gave none.
         probes: by engine pod UID; None when the operator cannot probe.
@@ -71,9 +73,11 @@ class Observed:
     """
 
     policy: Manifest
-    children: Mapping[tuple[str, str], Manifest]
+    children: Mapping[tuple[str, str], Manifest] = field(repr=False)
     now: datetime
-    referenced: Mapping[str, Manifest | None] = field(default_factory=dict)
+    referenced: Mapping[str, Manifest | None] = field(default_factory=dict, repr=False)
+    volume_claims: frozenset[str] = frozenset()
+    foreign: tuple[str, ...] = ()
     pods: tuple[Pod, ...] = ()
     gateways: Mapping[str, GatewayReport | None] = field(default_factory=dict)
     engines: Mapping[str, EngineReport | None] = field(default_factory=dict)

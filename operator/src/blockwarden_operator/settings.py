@@ -6,6 +6,7 @@
 | BLOCKWARDEN_POD_LABELS | `key=value,...` that select the operator's own pods | `app.kubernetes.io/name=blockwarden-operator` |
 | BLOCKWARDEN_WATCH_NAMESPACES | comma-separated namespaces to serve | all |
 | BLOCKWARDEN_ENGINE_IMAGE, BLOCKWARDEN_GATEWAY_IMAGE | images of policies that name none | required |
+| BLOCKWARDEN_IMAGE_PREFIXES | comma-separated registries or repositories that a policy's images must come from | any |
 | BLOCKWARDEN_DNS_NAMESPACE, BLOCKWARDEN_DNS_LABELS | where the cluster's DNS pods are | `kube-system`, `k8s-app=kube-dns` |
 | BLOCKWARDEN_DRAIN_SECONDS | how long old requests may take to finish in a rotation | 600 |
 | BLOCKWARDEN_PROBE | `true`: probe engine ports from here (NetworkIsolated); `false` outside the cluster | `true` |
@@ -42,6 +43,7 @@ class Settings:
     engine_image: str
     gateway_image: str
     watch_namespaces: tuple[str, ...] = ()
+    image_prefixes: tuple[str, ...] = ()
     drain_seconds: int = DRAIN_SECONDS
     probe: bool = True
     port: int = 8081
@@ -54,7 +56,6 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     Raises:
         SettingsError: a variable is missing or cannot be read; the message names it.
     """
-    watched = environment.get(PREFIX + "WATCH_NAMESPACES", "").split(",")
     return Settings(
         operator=PodSelection(
             _required(environment, "NAMESPACE"),
@@ -66,7 +67,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         ),
         engine_image=_required(environment, "ENGINE_IMAGE"),
         gateway_image=_required(environment, "GATEWAY_IMAGE"),
-        watch_namespaces=tuple(name for name in (part.strip() for part in watched) if name),
+        watch_namespaces=_list(environment, "WATCH_NAMESPACES"),
+        image_prefixes=_list(environment, "IMAGE_PREFIXES"),
         drain_seconds=_number(environment, "DRAIN_SECONDS", DRAIN_SECONDS),
         probe=_flag(environment, "PROBE", default=True),
         port=_number(environment, "PORT", 8081),
@@ -79,6 +81,10 @@ def _required(environment: Mapping[str, str], name: str) -> str:
     if not value:
         raise SettingsError(f"{PREFIX}{name} is not set: the chart blockwarden-operator sets it")
     return value
+
+
+def _list(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in environment.get(PREFIX + name, "").split(",") if part.strip())
 
 
 def _labels(environment: Mapping[str, str], name: str, default: str) -> dict[str, str]:

@@ -1,0 +1,111 @@
+"""One reconcile: observe, plan, apply, status if different. The shell around `plan`; every write of the operator is made here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from .drift import adopt_foreign_fields, has_drifted
+from .errors import Gone
+from .internal import Inspector
+from .kube import Kube
+from .observe import observe_policy
+from .observed import Observed
+from .plan import Plan, plan_policy
+from .queue import Key
+from .render.names import FIELD_MANAGER, GROUP, KIND, VERSION, Manifest
+from .resources import CREATE_ONLY
+from .salts import Entropy
+from .settings import Settings
+from .status import Notice
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """Brings one TenantPolicy at a time to what its plan says.
+
+    Stateless: killed between any two writes, the next reconcile goes on from what is in the cluster.
+    """
+
+    kube: Kube
+    inspector: Inspector
+    settings: Settings
+    entropy: Entropy
+    now: Callable[[], datetime]
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Reconcile one key; returns the seconds until time alone may change something, None when the policy is gone."""
+        observed = await observe_policy(self.kube, self.inspector, key, now=self.now)
+        if observed is None:
+            return None
+        plan = plan_policy(observed, self.settings, self.entropy)
+        changed = await self.apply_plan(observed, plan)
+        if changed:
+            log.info("reconciled %s/%s: wrote %s", *key, ", ".join(changed))
+        return plan.requeue_after
+
+    async def apply_plan(self, observed: Observed, plan: Plan) -> list[str]:
+        """Write what differs, in order; returns what was written."""
+        written = []
+        for manifest in plan.apply:
+            if await self._apply_child(manifest, observed.child(manifest["kind"], manifest["metadata"]["name"])):
+                written.append(f"{manifest['kind']} {manifest['metadata']['name']}")
+        for kind, name in plan.delete:
+            metadata = observed.children[kind, name]["metadata"]
+            if metadata.get("deletionTimestamp") is None:
+                await self.kube.delete(kind, metadata["namespace"], name, uid=metadata["uid"])
+                written.append(f"{kind} {name} (deleted)")
+        if plan.status != (observed.policy.get("status") or {}):
+            await self._apply_status(observed.policy, plan.status)
+            written.append("status")
+        for notice in plan.notices:
+            await self.kube.create_event(render_event(observed.policy, notice, self.now()))
+        return written
+
+    async def _apply_child(self, manifest: Manifest, live: Manifest | None) -> bool:
+        """Apply one child unless it is there as wanted; what strangers added to it is taken over first and so removed."""
+        if live is not None and manifest["kind"] in CREATE_ONLY:
+            return False
+        adopted = adopt_foreign_fields(live) if live is not None else None
+        if live is not None and adopted is None and not has_drifted(manifest, live):
+            return False
+        if live is not None and adopted is not None:
+            await self.kube.set_managed_fields(live, adopted)
+        await self.kube.apply(manifest)
+        return True
+
+    async def _apply_status(self, policy: Manifest, status: Mapping[str, Any]) -> None:
+        try:
+            await self.kube.apply_status(policy, status)
+        except Gone:
+            log.info("%s/%s was deleted meanwhile", policy["metadata"]["namespace"], policy["metadata"]["name"])
+
+
+def render_event(policy: Manifest, notice: Notice, now: datetime) -> Manifest:
+    """A Kubernetes Event about a TenantPolicy. Its name is unique by time: an Event is posted once, on a transition."""
+    metadata = policy["metadata"]
+    stamp = now.astimezone(UTC)
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+        "eventTime": stamp.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "reportingController": f"{GROUP}/{FIELD_MANAGER}",
+        "reportingInstance": FIELD_MANAGER,
+        "action": "Reconcile",
+        "reason": notice.reason,
+        "type": "Warning" if notice.warning else "Normal",
+        "note": notice.note[:1000],
+        "regarding": {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+        },
+    }
