@@ -199,9 +199,9 @@ def _verdicts(
     verdicts = [
         check_accepted(refusal),
         check_secrets(material.problems, material.rotation.record),
-        check_network(engines, observed.probes),
         engine,
         workload(ConditionType.GATEWAY_READY, owner.gateway, spec.gateway.replicas),
+        check_network(engines, observed.probes),
         check_isolation(
             Enforcement(
                 engines=engines,
