@@ -47,6 +47,14 @@ BLOCKS = 129
 BLOCK_SIZE = 32
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """An engine takes up to a minute to start on two busy cores, and may have to wait for another test's engine to end."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.integration)
+            item.add_marker(pytest.mark.timeout(900))
+
+
 class Authority:
     """A CA that issues leaves for tests."""
 

@@ -6,6 +6,7 @@ that holds another trust domain's content.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 import warnings
@@ -25,6 +26,14 @@ from blockwarden_core.salt import derive_salt, sign_token
 from blockwarden_engine.plugin import register
 from blockwarden_engine.protocol import ATTRIBUTE, StepAck, StepOrder
 from blockwarden_engine.settings import BOOT_NONCE_ENV
+
+PROPERTIES = Path(__file__).parents[3] / "property" / "engine" / "conftest.py"
+_spec = importlib.util.spec_from_file_location("blockwarden_tests_properties", PROPERTIES)
+assert _spec is not None and _spec.loader is not None
+_properties = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_properties)
+rules = _properties.rules
+pytest_generate_tests = _properties.pytest_generate_tests
 
 POLICY_UID = "policy-under-test"
 BLOCK = 16
@@ -151,6 +160,7 @@ class Rig:
         self.finished: dict[str, str] = {}
         self.outputs: dict[str, list[int]] = {}
         self.first_step: dict[str, int] = {}
+        self.cached: dict[str, int] = {}
         self.steps = 0
         self._serial = 0
 
@@ -217,13 +227,43 @@ class Rig:
         for made in self.scheduler.update_from_output(output, answer).values():
             for part in made.outputs:
                 self.outputs[part.request_id] += part.new_token_ids
+                if part.prefill_stats is not None:
+                    self.cached[part.request_id] = part.prefill_stats.num_cached_tokens
                 if part.new_token_ids:
                     self.first_step.setdefault(part.request_id, self.steps)
                 if part.finish_reason is not None:
                     self.finished[part.request_id] = str(part.finish_reason)
 
+    def run_until(self, done: Callable[[], bool], limit: int = 200) -> int:
+        """Steps until `done`; how many steps that took."""
+        before = self.steps
+        while not done():
+            self.step()
+            if self.steps - before > limit:
+                raise AssertionError(f"not there after {limit} steps: {self.scheduler.report().text()}")
+        return self.steps - before
+
+    def tenant(self, name: str) -> Any:
+        """A tenant's part of the report; None when it has nothing here."""
+        return next((tenant for tenant in self.scheduler.report().tenants if tenant.name == name), None)
+
 
 MakeRig = Callable[..., Rig]
+
+
+@pytest.fixture(scope="session")
+def share() -> Callable[..., TenantShare]:
+    """A share whose limit is its guarantee unless given, of generation and floor 1 unless given."""
+
+    def make(name: str, guaranteed: int | str, limit: int | str | None = None, **fields: Any) -> TenantShare:
+        return TenantShare(
+            name=name,
+            guaranteed=guaranteed,
+            limit=guaranteed if limit is None else limit,
+            **{"generation": 1, "floor": 1} | fields,
+        )
+
+    return make
 
 
 @pytest.fixture(scope="session")
