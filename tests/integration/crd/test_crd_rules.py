@@ -88,9 +88,24 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
     "an argument twice": (args("--seed=1", "--seed=2"), "spec.engine.extraArgs: an argument is given twice: keep one"),
     "an argument with another one in its value": (
         args("--seed=1\n--enable-log-requests"),
-        "spec.engine.extraArgs: an argument, or its",
+        "is not one that keeps isolation (the first is --seed): remove it",
     ),
-    "a value that loads a pickle": (args("--load-format=pt"), "spec.engine.extraArgs: an argument, or its value, is not one"),
+    "a value that no flag takes": (
+        args("--seed=x"),
+        "spec.engine.extraArgs: an argument, or its value, is not one that keeps isolation",
+    ),
+    "a value that loads a pickle": (
+        args("--load-format=pt"),
+        "is not one that keeps isolation (the first is --load-format): remove it",
+    ),
+    "two arguments of a kind": (
+        args("--seed=1", "--api-key=hunter2", "--enable-log-requests"),
+        "spec.engine.extraArgs: an argument, or its value, is not one that keeps isolation (the first is --api-key): remove it",
+    ),
+    "a stray value, which might be a credential": (
+        args("--seed=1", "hunter2"),
+        "keeps isolation (the first is ): remove it; allowed",
+    ),
     "debug logging": (env("VLLM_LOGGING_LEVEL", "DEBUG"), "spec.engine.env: the value is not one that this variable may have"),
     "a preloaded library": (
         env("LD_PRELOAD", "/x.so"),
@@ -148,6 +163,10 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
     "two units": (share("50%", 100), "spec.tenants[].kvCache: guaranteed and limit have different units: write both in blocks"),
     "a limit below the guarantee": (share("50%", "49%"), "spec.tenants[].kvCache.limit: is below guaranteed: raise limit"),
     "a limit below the guarantee, in blocks": (share(1000, 999), "spec.tenants[].kvCache.limit: is below guaranteed"),
+    "members of one quota in two units": (
+        {"isolation": {"scope": "None"}, "tenants": [tenant("a", "10%"), tenant("b", 10)]},
+        "spec.tenants[].kvCache: tenants of scope None share one quota, and theirs mix blocks with percentages: use one unit",
+    ),
     "no block at all": (
         {"tenants": [tenant(guaranteed="0%")]},
         "spec.tenants[].kvCache: the tenant may hold no block at all: raise",
@@ -201,6 +220,7 @@ def test_refuses(server: Serves, refused: Any, minimal: Manifest, sentence: str)
     with pytest.raises(refused) as answer:
         server.create(changed(minimal, change), dry_run=True)
     assert message in answer.value.text
+    assert not any(secret in text for _, text in answer.value.causes for secret in ("hunter2",))
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
@@ -219,7 +239,7 @@ def test_accepts(server: Serves, minimal: Manifest, sentence: str) -> None:
 @pytest.mark.parametrize("name", engine_args.REFUSED_ARGS)
 def test_refuses_every_forbidden_argument(server: Serves, refused: Any, minimal: Manifest, name: str) -> None:
     for spelling in (f"--{name}", f"--{name}=1"):
-        with pytest.raises(refused, match=r"spec\.engine\.extraArgs: an argument, or its value, is not one that keeps isolation"):
+        with pytest.raises(refused, match=rf"is not one that keeps isolation \(the first is --{name}\): remove it"):
             server.create(changed(minimal, args(spelling)), dry_run=True)
 
 

@@ -81,6 +81,16 @@ def test_the_launcher_takes_what_the_operator_renders() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("fraction", [0.05, 0.9, 0.123456789, 1 / 3, 1.0])
+def test_a_fraction_is_taken_as_python_writes_it(fraction: float) -> None:
+    assert ea.launch_refusal([f"--gpu-memory-utilization={fraction}"]) is None
+
+
+@pytest.mark.parametrize("fraction", ["0", "1.1", "2", "-0.5", "1e-3", "."])
+def test_what_is_no_fraction_is_refused(fraction: str) -> None:
+    assert ea.launch_refusal([f"--gpu-memory-utilization={fraction}"]) is not None
+
+
 @pytest.mark.parametrize("path", ["m", "/", "/a/../b", "/.hidden", "/a//b", "org/repo", "/a b", "s3://bucket"])
 def test_the_model_is_a_directory_in_the_pod(path: str) -> None:
     assert ea.launch_refusal([f"--model={path}"]) is not None

@@ -28,9 +28,10 @@ class ApiModel(Document):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def rule(expression: str, message: str) -> JsonDict:
-    """A CEL rule. The message names the field and the mend."""
-    return {"rule": expression, "message": message}
+def rule(expression: str, message: str, *, precise: str | None = None) -> JsonDict:
+    """A CEL rule. The message names the field and the mend; `precise` is CEL for a message that names the culprit as well."""
+    plain: JsonDict = {"rule": expression, "message": message}
+    return {**plain, "messageExpression": precise} if precise else plain
 
 
 def rules(*of: JsonDict) -> JsonDict:

@@ -27,6 +27,9 @@ def cel_list(texts: list[str]) -> str:
 
 
 _OWN_FIELDS: Final = [f"--{name}" for name in engine_args.FIELD_ARGS]
+_ALLOWED: Final = cel_text(engine_args.pattern_of(engine_args.EXTRA_ARGS))
+_NOT_ALLOWED: Final = "spec.engine.extraArgs: an argument, or its value, is not one that keeps isolation"
+_ALLOWED_ONES: Final = ": remove it; allowed are " + ", ".join(f"--{name}" for name in engine_args.EXTRA_ARGS)
 _ARGS_RULES: Final = rules(
     rule(
         "self.all(arg, arg.matches('^--[a-z0-9]+(-[a-z0-9]+)*(=.*)?$'))",
@@ -38,9 +41,11 @@ _ARGS_RULES: Final = rules(
         + ", ".join(f"--{name} ({field})" for name, (field, _) in engine_args.FIELD_ARGS.items()),
     ),
     rule(
-        f"self.all(arg, arg.matches({cel_text(engine_args.pattern_of(engine_args.EXTRA_ARGS))}))",
-        "spec.engine.extraArgs: an argument, or its value, is not one that keeps isolation: remove it; allowed are "
-        + ", ".join(f"--{name}" for name in engine_args.EXTRA_ARGS),
+        f"self.all(arg, arg.matches({_ALLOWED}))",
+        _NOT_ALLOWED + _ALLOWED_ONES,
+        # Names the flag and never the value, nor an item that is no flag: it might be a credential.
+        precise=f"{cel_text(_NOT_ALLOWED + ' (the first is ')} + "
+        f"self.filter(arg, !arg.matches({_ALLOWED}))[0].find('^--[a-z0-9-]+') + {cel_text(')' + _ALLOWED_ONES)}",
     ),
     rule(
         "self.all(arg, self.filter(other, other.split('=')[0] == arg.split('=')[0]).size() == 1)",

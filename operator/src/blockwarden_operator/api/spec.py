@@ -47,6 +47,11 @@ _RULES: Final = rules(
         "spec.tenants[].kvCache.guaranteed: they leave none of spec.engine.kvCache.blocks: lower them or raise blocks",
     ),
     rule(
+        f"self.tenants.all(t, {_SCOPE} != 'None' || type(t.kvCache.guaranteed) == string) || "
+        f"self.tenants.all(t, {_SCOPE} != 'None' || type(t.kvCache.guaranteed) == int)",
+        "spec.tenants[].kvCache: tenants of scope None share one quota, and theirs mix blocks with percentages: use one unit",
+    ),
+    rule(
         f"self.model.source == oldSelf.model.source || !{_EXTERNAL.format('self')} || !{_EXTERNAL.format('oldSelf')} || "
         f"{_NAMESPACE.format('self')} != {_NAMESPACE.format('oldSelf')}",
         "spec.model.source: the external cache of spec.engine.kvTransfer holds blocks of the weights before: "
