@@ -77,9 +77,7 @@ def assert_as_before(before: dict[str, object]) -> None:
 def test_down_leaves_the_host_as_it_was(before: dict[str, object]) -> None:
     node = Node(NAME)
     node.up()
-    anchor = node.supervisor.process
-    assert anchor is not None
-    inside = processes.namespace_members(anchor.pid)
+    inside = cgroups.members(NAME)
     assert len(inside) > 10, "control plane, kubelet, containerd, its shims and pods"
     assert host()["listeners"] == before["listeners"], "nothing listens on the host but on loopback"
     node.down()
@@ -91,9 +89,7 @@ def test_down_leaves_the_host_as_it_was(before: dict[str, object]) -> None:
 def test_down_after_everything_was_killed(before: dict[str, object]) -> None:
     node = Node(NAME)
     node.up()
-    anchor = node.supervisor.process
-    assert anchor is not None
-    for pid in processes.namespace_members(anchor.pid):
+    for pid in cgroups.members(NAME):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -108,9 +104,7 @@ def test_a_killed_parent_takes_the_node_along(before: dict[str, object]) -> None
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "up\n"
-        anchor = Node(NAME).supervisor.process
-        assert anchor is not None
-        inside = processes.namespace_members(anchor.pid)
+        inside = cgroups.members(NAME)
         parent.kill()
     deadline = time.monotonic() + 10
     while not gone(inside) and time.monotonic() < deadline:

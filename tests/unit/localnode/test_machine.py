@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from localnode import baseimage, buildconfig, cgroups, packages
-from localnode.errors import TargetUnclear
+from localnode import baseimage, buildconfig, cgroups, node, packages
+from localnode.errors import HostUnfit, TargetUnclear
 from localnode.target import KindTarget, RegistryTarget, resolve
 
 MOUNTINFO = """\
@@ -104,6 +104,31 @@ def test_the_service_policy_is_put_back(tmp_path: Path, before: bytes | None) ->
 def test_missing_packages_are_told_by_their_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert packages.missing({"shell": "no-such-program-anywhere", "mount": "mount"})[-1] == "shell"
+
+
+def test_an_unfit_machine_is_told_what_to_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(HostUnfit, match="run as root"):
+        node.check_host()
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr(node, "FREE_TO_RUN", 1 << 62)
+    with pytest.raises(HostUnfit, match=r"needs .* GiB under .* are free: make room or move XDG_CACHE_HOME"):
+        node.check_host()
+
+
+def test_missing_packages_without_apt_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(HostUnfit, match="no apt-get: install containerd yourself"):
+        packages.ensure({"containerd": "containerd"})
+
+
+def test_missing_packages_without_root_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(packages, "missing", lambda _: ["containerd"])
+    monkeypatch.setattr("shutil.which", lambda *_, **__: "/usr/bin/apt-get")
+    with pytest.raises(HostUnfit, match="`apt-get install containerd` as root"):
+        packages.ensure({"containerd": "containerd"})
 
 
 def test_a_foreign_kubeconfig_needs_a_way_for_images() -> None:

@@ -175,20 +175,24 @@ class ControlPlane:
         return self.supervisor.state
 
     def up(self, owner: int | None = None) -> Path:
-        """Start and wait until ready; return the kubeconfig's path. A second call starts only what is missing."""
+        """Start and wait until ready; return the kubeconfig's path. A living one is left as it is."""
         if shutil.which("openssl") is None:
             packages.ensure({"openssl": "openssl"})
         programs = Programs.resolve()
-        alive = self.supervisor.process is not None and self.kubeconfig.exists()
-        if alive and set(self.supervisor.running()) >= {"etcd", "kube-apiserver"}:
-            return self.kubeconfig
-        self.down()
-        paths.made(self.state).chmod(0o700)
-        at = Endpoint("127.0.0.1", *free_ports(3))
-        prepare(self.authority, (at.address,))
-        self.supervisor.start(owner=owner)
-        self._start(programs, at)
+        with paths.only_one(self.name):
+            if not self._alive():
+                self._remove()
+                paths.made(self.state).chmod(0o700)
+                at = Endpoint("127.0.0.1", *free_ports(3))
+                prepare(self.authority, (at.address,))
+                self.supervisor.start(owner=owner)
+                self._start(programs, at)
         return self.kubeconfig
+
+    def _alive(self) -> bool:
+        """Whether what a client needs runs."""
+        started = self.supervisor.process is not None and self.kubeconfig.exists()
+        return started and set(self.supervisor.running()) >= {"etcd", "kube-apiserver"}
 
     def _start(self, programs: Programs, at: Endpoint) -> None:
         """The daemons, then the admin's kubeconfig as the sign that all is ready."""
@@ -206,6 +210,11 @@ class ControlPlane:
 
     def down(self) -> None:
         """End the daemons and remove the state."""
+        with paths.only_one(self.name):
+            self._remove()
+
+    def _remove(self) -> None:
+        """The daemons die with their anchor."""
         process = self.supervisor.process
         if process is not None:
             process.kill()

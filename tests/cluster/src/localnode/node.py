@@ -44,9 +44,8 @@ def check_host() -> None:
         raise HostUnfit("a node needs namespaces, mounts and cgroups: run as root")
     free = shutil.disk_usage(paths.made(paths.cache())).free
     if free < FREE_TO_RUN:
-        raise HostUnfit(
-            f"a node needs 2 GiB under {paths.cache()}, {free / 2**30:.1f} GiB are free: make room or move XDG_CACHE_HOME"
-        )
+        need = f"{FREE_TO_RUN / 2**30:.0f} GiB under {paths.cache()}, {free / 2**30:.1f} GiB are free"
+        raise HostUnfit(f"a node needs {need}: make room or move XDG_CACHE_HOME")
 
 
 def overlay_works(supervisor: Supervisor, work: Path) -> bool:
@@ -73,11 +72,12 @@ class Node:
         packages.ensure(packages.NODE)
         binaries.ensure()
         begun = time.monotonic()
-        if self.supervisor.process is None or not (self.state / "founded").exists():
-            self.down()
-            self._found(owner)
-        self._start()
-        self._wait()
+        with paths.only_one(self.name):
+            if self.supervisor.process is None or not (self.state / "founded").exists():
+                self._remove()
+                self._found(owner)
+            self._start()
+            self._wait()
         say(f"node {self.name} is ready after {time.monotonic() - begun:.1f} s: KUBECONFIG={self.kubeconfig}")
         return self.kubeconfig
 
@@ -142,7 +142,12 @@ class Node:
             raise NotReady(f"{name} ended right after its start: see {self.supervisor.log(name)}")
 
     def down(self) -> None:
-        """End the node and remove what it made: the anchor's end takes processes, mounts, links and rules with it."""
+        """End the node and remove what it made."""
+        with paths.only_one(self.name):
+            self._remove()
+
+    def _remove(self) -> None:
+        """The anchor's end takes processes, mounts, links and rules with it; cgroups and files are left to do."""
         self.forwards.close_all()
         anchor = self.supervisor.process
         if anchor is not None:

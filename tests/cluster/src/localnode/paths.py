@@ -1,12 +1,15 @@
 """Where things lie. Everything the local node keeps is under one cache directory of the user's.
 
 `bin/<hash>/` binaries by the hash of what they are built from · `containerd/<slot>/` images and snapshots ·
-`images/` base image, OCI layout and stamps · `nodes/<name>/` a running node's state, removed by `down` ·
-`ports/<name>.json` the loopback ports of a name, kept so that a kubeconfig stays valid over down and up.
+`buildah/` images as built · `nodes/<name>/` a running node's state, removed by `down` · `locks/<name>` held while a node
+starts or stops · `ports/<name>.json` the loopback ports of a name, kept so that a kubeconfig stays valid over down and up.
 """
 
+import contextlib
+import fcntl
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from localnode.errors import LocalNodeError
@@ -33,6 +36,15 @@ def node_state(name: str) -> Path:
     if NAME.fullmatch(name) is None:
         raise LocalNodeError(f"node name {name!r} is not a DNS label of at most 32 characters: choose one like bw-demo")
     return cache() / "nodes" / name
+
+
+@contextlib.contextmanager
+def only_one(name: str) -> Iterator[None]:
+    """Hold a node's name: two starts at once would each take the other's half-made state for a crash's remains."""
+    node_state(name)
+    with (made(cache() / "locks") / name).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def node_names() -> list[str]:

@@ -65,33 +65,3 @@ def bury(pid: int) -> None:
     """Reap the process if it was our child."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-
-
-def namespace_members(anchor: int) -> list[int]:
-    """Host PIDs of the processes in the anchor's PID namespace or beneath it: what would die with it."""
-    depth = _namespace_pids(anchor)
-    mine = _link(anchor)
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            pid = int(entry.name)
-            if _link(pid) == mine or len(_namespace_pids(pid)) > len(depth) > 1:
-                found.append(pid)
-    return sorted(found)
-
-
-def _link(pid: int) -> str:
-    """Identity of a process's PID namespace."""
-    try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
-    except OSError:
-        return ""
-
-
-def _namespace_pids(pid: int) -> list[str]:
-    """The PIDs of a process from our namespace inwards."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("NSpid:"):
-                return line.split()[1:]
-    return []

