@@ -83,7 +83,7 @@ def test_a_scope_recycles_its_own_blocks_without_waiting(make_rig: Any, share: A
 
 
 def test_borrowed_blocks_come_back_when_they_are_needed(make_rig: Any, share: Any) -> None:
-    """Both borrow from what nobody is guaranteed: the cache of one gives way to the other's request, and no guarantee is touched."""
+    """Both borrow what nobody is guaranteed: the cache of one gives way to the other's request, and no guarantee is touched."""
     rig = make_rig(share("a", 4, 40), share("b", 4, 40), share("c", 16), blocks=64)
     for at in range(4):
         rig.add(rig.mounts.token("a"), 140 + at, tokens=2)
