@@ -14,8 +14,8 @@ import os
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,7 @@ class FakeEngine:
 
     engine_keys: Callable[[], tuple[bytes, ...]]
     nonce: str = "boot-1"
+    pod_uid: str = "engine-pod"
     faults: set[str] = field(default_factory=set)
     floors: dict[str, int] = field(default_factory=lambda: {"acme": 1, "globex": 1, "canary": 2, "shared": 1})
     records: list[Record] = field(default_factory=list)
@@ -210,7 +211,7 @@ class FakeEngine:
     def _attestation(self) -> dict[str, Any]:
         hooks = {name: "sha256:0" for name in REQUIRED_HOOKS if not ("missing_hook" in self.faults and name == "worker")}
         return Attestation(
-            pod_uid="engine-pod", boot_nonce=self.nonce, policy_version=1, plugin_version="0", engine_version="0",
+            pod_uid=self.pod_uid, boot_nonce=self.nonce, policy_version=1, plugin_version="0", engine_version="0",
             policy_uid="another" if "wrong_policy" in self.faults else UID, hooks=hooks, blocks_scrubbed=0,
         ).model_dump(by_alias=True)  # fmt: skip
 
@@ -316,12 +317,12 @@ def authority() -> Authority:
 
 
 @pytest.fixture
-def root(tmp_path: Path, authority: Authority) -> Iterator[Root]:
+def root(tmp_path: Path, authority: Authority) -> Root:
     root = new_root(tmp_path / "root", free_port())
     root.write()
     authority.write(root.path / layout.CLIENT_TLS, "gateway", ExtendedKeyUsageOID.CLIENT_AUTH)
     authority.write(root.path / layout.INTERNAL_TLS, "gateway.internal", ExtendedKeyUsageOID.SERVER_AUTH)
-    yield root
+    return root
 
 
 @asynccontextmanager
@@ -340,19 +341,38 @@ async def serving(engine: FakeEngine, directory: Path, host: str, port: int) -> 
         await runner.cleanup()
 
 
+MakeEngine = Callable[[AsyncExitStack, str, Path], Awaitable[FakeEngine]]
+
+
 @pytest.fixture
-async def engine(root: Root, authority: Authority, tmp_path: Path) -> AsyncIterator[FakeEngine]:
-    directory = authority.write(tmp_path / "engine-tls", ENGINE_NAME, ExtendedKeyUsageOID.SERVER_AUTH)
+def make_engine(root: Root) -> MakeEngine:
+    """Starts an engine at a loopback address with the certificate in a directory."""
 
-    def keys() -> tuple[bytes, ...]:
-        return tuple(unb64url(entry["key"]) for entry in root.engine_keys["keys"])
+    async def make(stack: AsyncExitStack, host: str, directory: Path) -> FakeEngine:
+        fake = FakeEngine(lambda: tuple(unb64url(entry["key"]) for entry in root.engine_keys["keys"]))
+        await stack.enter_async_context(serving(fake, directory, host, root.policy["engine"]["port"]))
+        return fake
 
-    fake = FakeEngine(keys)
-    async with serving(fake, directory, "127.0.0.1", root.policy["engine"]["port"]):
-        yield fake
+    return make
 
 
-Start = Callable[[], Any]
+@pytest.fixture
+def engine_tls(authority: Authority, tmp_path: Path) -> Path:
+    return authority.write(tmp_path / "engine-tls", ENGINE_NAME, ExtendedKeyUsageOID.SERVER_AUTH)
+
+
+@pytest.fixture
+async def engine(make_engine: MakeEngine, engine_tls: Path) -> AsyncIterator[FakeEngine]:
+    async with AsyncExitStack() as stack:
+        yield await make_engine(stack, "127.0.0.1", engine_tls)
+
+
+@pytest.fixture
+def free_ports() -> Callable[[int], list[int]]:
+    return lambda count: [free_port() for _ in range(count)]
+
+
+Start = Callable[..., Awaitable[Running]]
 
 
 @pytest.fixture
@@ -361,14 +381,14 @@ async def start(root: Root, authority: Authority) -> AsyncIterator[Start]:
     async with aiohttp.ClientSession() as session:
         running: list[tuple[Process, asyncio.Task[None]]] = []
 
-        async def begin() -> Running:
+        async def begin(**injected: Any) -> Running:
             settings = Settings(
                 root.path, "gateway-pod", UID, host="127.0.0.1", public_port=free_port(), internal_port=free_port(),
                 public_tls=(root.path / layout.PUBLIC_TLS).exists(), reload_seconds=0.05, resolve_seconds=0.1,
                 linger_seconds=0, drain_seconds=5, body_seconds=1,
             )  # fmt: skip
             log = io.StringIO()
-            process = Process(settings, Log(log))
+            process = Process(settings, Log(log), **injected)
             running.append((process, asyncio.create_task(process.run())))
             public, internal = (f"http://127.0.0.1:{settings.public_port}", f"https://127.0.0.1:{settings.internal_port}")
             gateway = Running(process, root, public, internal, log, session, authority)
@@ -391,7 +411,7 @@ async def _answers(gateway: Running) -> bool:
 @pytest.fixture
 async def gateway(engine: FakeEngine, start: Start) -> Running:
     """A gateway whose engine is attested."""
-    running: Running = await start()
+    running = await start()
 
     async def ready() -> bool:
         return (await running.inside(layout.READYZ_PATH))[0] == 200

@@ -36,4 +36,4 @@ def _bearer(values: Sequence[str]) -> str | None:
         return None
     scheme, _, key = values[0].partition(" ")
     key = key.strip()
-    return key if scheme.lower() == "bearer" and len(key) <= MAX_KEY_LENGTH else None
+    return key if scheme.lower() == "bearer" and key.isascii() and len(key) <= MAX_KEY_LENGTH else None
