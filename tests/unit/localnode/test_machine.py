@@ -88,6 +88,21 @@ def test_uv_takes_pips_indexes_unless_it_has_its_own() -> None:
     assert own["index"] == [{"url": "https://more.example"}, {"url": "https://uv.example", "default": True}]
 
 
+def test_no_path_of_the_machine_reaches_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheels, scratch = tmp_path / "wheels", tmp_path / "scratch"
+    wheels.mkdir()
+    scratch.mkdir()
+    monkeypatch.setattr(buildconfig, "host_settings", lambda: {"find-links": f"{wheels} https://links.example"})
+    monkeypatch.setenv("UV_FIND_LINKS", str(wheels))
+    found = buildconfig.mounts(scratch)
+    assert buildconfig.Mount(wheels, "/run/wheels/0") in found
+    for name in ("pip.conf", "uv.toml"):
+        text = (scratch / name).read_text()
+        assert "/run/wheels/0" in text
+        assert str(tmp_path) not in text
+    assert not [mount for mount in found if str(tmp_path) in mount.target]
+
+
 @pytest.mark.parametrize("before", [None, b"#!/bin/sh\nexit 0\n"])
 def test_the_service_policy_is_put_back(tmp_path: Path, before: bytes | None) -> None:
     policy = tmp_path / "policy-rc.d"

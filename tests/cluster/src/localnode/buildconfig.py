@@ -86,15 +86,28 @@ def bundle() -> Path | None:
     return None
 
 
+def local_links(*values: str) -> dict[str, str]:
+    """Wheel directories of this machine and where a build finds them: no path of the machine's stays in an image."""
+    names = [link for value in values for link in value.replace(",", " ").split()]
+    return {link: f"/run/wheels/{n}" for n, link in enumerate(dict.fromkeys(name for name in names if Path(name).is_dir()))}
+
+
+def relocated(value: str, links: Mapping[str, str]) -> str:
+    """A find-links setting with the build's paths."""
+    return " ".join(links.get(link, link) for link in value.replace(",", " ").split())
+
+
 def mounts(scratch: Path) -> list[Mount]:
-    """Write the files into `scratch` and say where each belongs; local wheel directories are mounted at their own path."""
-    settings = host_settings()
+    """Write the files into `scratch` and say where each belongs."""
+    settings, environment = host_settings(), dict(os.environ)
+    links = local_links(settings.get("find-links", ""), environment.get("UV_FIND_LINKS", ""))
+    for values, name in ((settings, "find-links"), (environment, "UV_FIND_LINKS")):
+        if name in values:
+            values[name] = relocated(values[name], links)
     (scratch / "pip.conf").write_text(pip_conf(settings))
-    (scratch / "uv.toml").write_text(uv_toml(settings, os.environ))
+    (scratch / "uv.toml").write_text(uv_toml(settings, environment))
     found = [Mount(scratch / "pip.conf", "/etc/pip.conf"), Mount(scratch / "uv.toml", "/etc/uv/uv.toml")]
     certificates = bundle()
     if certificates is not None:
         found.append(Mount(certificates.resolve(), str(CERTIFICATES)))
-    links = f"{settings.get('find-links', '')} {os.environ.get('UV_FIND_LINKS', '')}"
-    found += [Mount(Path(link), link) for link in dict.fromkeys(links.replace(",", " ").split()) if Path(link).is_dir()]
-    return found
+    return found + [Mount(Path(link), target) for link, target in links.items()]
