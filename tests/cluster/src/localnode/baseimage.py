@@ -21,8 +21,11 @@ INCLUDE = ("ca-certificates", "python3", "python3-venv", "libnuma1", "libgomp1",
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 LATEST = "localhost/blockwarden-base:latest"
 PUBLIC = "http://deb.debian.org"
-RECIPE = "1"  # raise it when the steps below change what ends up in the image
+RECIPE = "2"  # raise it when the steps below change what ends up in the image
 TIDY = "rm -rf $1/var/lib/apt/lists/* $1/var/cache/apt/*.bin $1/var/log/*.log $1/var/log/apt $1/etc/apt/apt.conf.d/99mmdebstrap"
+# A build mounts files over these; what is not there before would stay in a layer as an empty file. The bootstrap has put
+# this machine's name and name servers into two of them.
+PLACES = 'mkdir -p "$1/etc/uv" && for f in hosts hostname resolv.conf pip.conf uv/uv.toml; do : > "$1/etc/$f"; done'
 DOCKERFILE = "FROM scratch\nADD rootfs.tar /\n"
 
 
@@ -95,7 +98,7 @@ def _bootstrap(scratch: Path, archive: str, security: str | None) -> None:
     (scratch / "Dockerfile").write_text(DOCKERFILE)
     (scratch / "public.list").write_text(sources(f"{PUBLIC}/debian", f"{PUBLIC}/debian-security"))
     (scratch / "sources.list").write_text(sources(archive, security))
-    hooks = [f'cp {scratch}/public.list "$1/etc/apt/sources.list"', "rm -f $1/etc/apt/sources.list.d/*", TIDY]
+    hooks = [f'cp {scratch}/public.list "$1/etc/apt/sources.list"', "rm -f $1/etc/apt/sources.list.d/*", TIDY, PLACES]
     options = ["--variant=minbase", "--mode=root", f"--include={','.join(INCLUDE)}", *apt_options(run(["apt-config", "dump"]))]
     options += [f"--customize-hook={hook}" for hook in hooks]
     try:
