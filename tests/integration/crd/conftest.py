@@ -15,6 +15,7 @@ import yaml
 from kubernetes import client, config
 
 from blockwarden_operator.render.names import GROUP, PLURAL, VERSION
+from localnode.commands import until
 from localnode.controlplane import ControlPlane, Programs
 
 ROOT = Path(__file__).parents[3]
@@ -55,6 +56,16 @@ class Cluster:
     def get(self, name: str) -> Manifest:
         return self._call(self.api.get_namespaced_custom_object, name=name)
 
+    def is_served(self) -> bool:
+        """Whether the apiserver serves the kind yet."""
+        try:
+            self.api.list_namespaced_custom_object(group=self.group, version=VERSION, namespace=self.namespace, plural=PLURAL)
+        except client.ApiException as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """The output of a kubectl command in the namespace; its error text is an assertion failure."""
         argv = (self.kubectl_program, "--kubeconfig", str(self.kubeconfig), "-n", self.namespace, *arguments)
@@ -83,8 +94,7 @@ def server(control_plane: ControlPlane) -> Iterator[Cluster]:
     config.load_kube_config(str(control_plane.kubeconfig))
     with client.ApiClient() as connection:
         cluster = Cluster(control_plane.kubeconfig, Programs.resolve().kubectl, "default", client.CustomObjectsApi(connection))
-        cluster.kubectl("apply", "--server-side", "-f", str(CRD_FILE))
-        cluster.kubectl("wait", "--for=condition=Established", "-f", str(CRD_FILE), "--timeout=30s")
+        _serve(cluster, CRD_FILE.read_text())
         yield cluster
 
 
@@ -94,10 +104,15 @@ def lax(server: Cluster) -> Cluster:
     crd = yaml.safe_load(CRD_FILE.read_text())
     crd["metadata"]["name"], crd["spec"]["group"] = f"{PLURAL}.{LAX_GROUP}", LAX_GROUP
     crd["spec"]["names"].update(shortNames=["lax"], categories=[])
-    text = yaml.safe_dump(_without_rules(crd))
-    server.kubectl("apply", "--server-side", "-f", "-", stdin=text)
-    server.kubectl("wait", "--for=condition=Established", "-f", "-", "--timeout=30s", stdin=text)
-    return Cluster(server.kubeconfig, server.kubectl_program, "default", server.api, LAX_GROUP)
+    cluster = Cluster(server.kubeconfig, server.kubectl_program, "default", server.api, LAX_GROUP)
+    _serve(cluster, yaml.safe_dump(_without_rules(crd)))
+    return cluster
+
+
+def _serve(cluster: Cluster, crd: str) -> None:
+    """Applies a CRD and waits until its objects are served. `kubectl wait` is no help: it fails where there is no condition."""
+    cluster.kubectl("apply", "--server-side", "-f", "-", stdin=crd)
+    until(cluster.is_served, f"TenantPolicies of {cluster.group} to be served", timeout=30)
 
 
 def _without_rules(node: Any) -> Any:
@@ -117,7 +132,7 @@ def cluster(server: Cluster) -> Cluster:
     return Cluster(server.kubeconfig, server.kubectl_program, namespace, server.api)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def refused() -> type[Refused]:
     """The error by which the cluster fixture says that the apiserver refused."""
     return Refused
