@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localnode import paths, processes
+from localnode import imagestore, paths, processes
 from localnode.errors import LocalNodeError
 from localnode.processes import Process
 
@@ -71,3 +71,16 @@ def test_the_cache_moves_with_the_environment(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert paths.node_state("bw-demo") == tmp_path / "blockwarden" / "nodes" / "bw-demo"
     assert paths.node_names() == []
+
+
+def test_pruning_spares_the_store_of_a_living_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    me = Process.of(os.getpid())
+    assert me is not None
+    first = imagestore.claim(lambda _: me)
+    second = imagestore.claim(lambda _: Process(me.pid, me.started - 1))
+    assert first != second
+    assert imagestore.prune() == [second]
+    assert first.is_dir()
+    assert not second.exists()
+    assert imagestore.claim(lambda _: me) == second

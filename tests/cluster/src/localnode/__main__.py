@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from localnode import baseimage, binaries, packages
+from localnode import baseimage, binaries, imagestore, packages
 from localnode.buildah import Buildah
 from localnode.controlplane import ControlPlane
 from localnode.errors import LocalNodeError
@@ -71,6 +71,12 @@ def image_load(options: argparse.Namespace) -> None:
     Node(options.name).load(*options.tags)
 
 
+def image_prune(_: argparse.Namespace) -> None:
+    """Remove the image stores that no running node holds."""
+    for store in imagestore.prune():
+        sys.stdout.write(f"{store}\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """All verbs."""
     top = argparse.ArgumentParser(prog="python -m localnode", description=__doc__)
@@ -97,6 +103,7 @@ def parser() -> argparse.ArgumentParser:
     making.add_argument("--build-arg", action="append", default=[])
     making.add_argument("context", type=Path)
     verb(images, "load", image_load).add_argument("tags", nargs="+")
+    verb(images, "prune", image_prune)
     return top
 
 

@@ -11,7 +11,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from localnode import oci, paths
@@ -25,13 +25,34 @@ from localnode.supervisor import Supervisor
 CTR = ("ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io")
 
 
-def claim(holder: Callable[[Path], Process]) -> Path:
-    """Take the first free store; `holder` gets its path and returns the process that will hold it."""
+@contextlib.contextmanager
+def stores() -> Iterator[Path]:
+    """The directory of all stores, while nobody else takes or removes one."""
     parent = paths.made(paths.cache() / "containerd")
     with (parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        slot = next(n for n in range(100) if Process.load(parent / str(n) / "holder.json") is None)
-        store = paths.made(parent / str(slot))
+        yield parent
+
+
+def held(store: Path) -> bool:
+    """Whether a living node works on the store."""
+    return Process.load(store / "holder.json") is not None
+
+
+def prune() -> list[Path]:
+    """Remove the stores no living node holds; what they held is imported again when it is needed."""
+    with stores() as parent:
+        idle = [store for store in sorted(parent.iterdir()) if store.is_dir() and not held(store)]
+        for store in idle:
+            shutil.rmtree(store)
+    return idle
+
+
+def claim(holder: Callable[[Path], Process]) -> Path:
+    """Take the first free store; `holder` gets its path and returns the process that will hold it."""
+    with stores() as parent:
+        store = next(parent / str(n) for n in range(100) if not held(parent / str(n)))
+        paths.made(store)
         for stale in ("io.containerd.grpc.v1.cri", "tmpmounts"):
             shutil.rmtree(store / stale, ignore_errors=True)
         holder(store).save(store / "holder.json")
