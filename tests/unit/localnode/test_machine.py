@@ -95,10 +95,10 @@ def test_no_path_of_the_machine_reaches_a_build(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(buildconfig, "host_settings", lambda: {"find-links": f"{wheels} https://links.example"})
     monkeypatch.setenv("UV_FIND_LINKS", str(wheels))
     found = buildconfig.mounts(scratch)
-    assert buildconfig.Mount(wheels, "/run/wheels/0") in found
+    assert buildconfig.Mount(wheels, "/run/find-links/0") in found
     for name in ("pip.conf", "uv.toml"):
         text = (scratch / name).read_text()
-        assert "/run/wheels/0" in text
+        assert "/run/find-links/0" in text
         assert str(tmp_path) not in text
     assert not [mount for mount in found if str(tmp_path) in mount.target]
 

@@ -89,7 +89,7 @@ def bundle() -> Path | None:
 def local_links(*values: str) -> dict[str, str]:
     """Wheel directories of this machine and where a build finds them: no path of the machine's stays in an image."""
     names = [link for value in values for link in value.replace(",", " ").split()]
-    return {link: f"/run/wheels/{n}" for n, link in enumerate(dict.fromkeys(name for name in names if Path(name).is_dir()))}
+    return {link: f"/run/find-links/{n}" for n, link in enumerate(dict.fromkeys(name for name in names if Path(name).is_dir()))}
 
 
 def relocated(value: str, links: Mapping[str, str]) -> str:
