@@ -7,7 +7,6 @@ The fake keeps a prefix cache keyed by salt and verifies tokens with blockwarden
 from __future__ import annotations
 
 import asyncio
-import datetime
 import io
 import json
 import os
@@ -23,10 +22,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from blockwarden_core import layout
 from blockwarden_core.errors import RetiredToken, TokenError
@@ -41,49 +37,6 @@ from blockwarden_gateway.settings import Settings
 UID = "0b1c2d3e-policy"
 ENGINE_NAME = "shared-llama-engine.inference.svc"
 KEYS = {"acme": "bw-acme-0123456789abcdef", "acme-bob": "bw-bob-0123456789abcdef", "globex": "bw-globex-0123456789abcdef"}
-
-
-class Authority:
-    """A CA of its own, and leaves for one purpose each."""
-
-    def __init__(self) -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test CA")])
-        builder = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(True, 0), critical=True)
-        usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
-        self._certificate = builder.add_extension(usage, critical=True).sign(self._key, hashes.SHA256())
-
-    def write(self, directory: Path, name: str, purpose: x509.ObjectIdentifier) -> Path:
-        """tls.crt, tls.key and ca.crt of a leaf in `directory`, replaced one by one."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        leaf = (
-            self._builder(subject, key)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=True)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
-        directory.mkdir(parents=True, exist_ok=True)
-        pem, no_password = serialization.Encoding.PEM, serialization.NoEncryption()
-        replace(directory / layout.TLS_CERT, leaf.public_bytes(pem).decode())
-        replace(directory / layout.TLS_CA, self._certificate.public_bytes(pem).decode())
-        private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_password).decode()
-        replace(directory / layout.TLS_KEY, private)
-        return directory
-
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        )
 
 
 def replace(path: Path, text: str) -> None:
@@ -277,7 +230,6 @@ class Running:
     internal: str
     log: io.StringIO
     session: aiohttp.ClientSession
-    authority: Authority
 
     async def post(self, path: str, body: Any, *, key: str | None = "acme", **headers: str) -> tuple[int, Any]:
         """Status and JSON of an answer."""
@@ -311,13 +263,8 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-@pytest.fixture(scope="session")
-def authority() -> Authority:
-    return Authority()
-
-
 @pytest.fixture
-def root(tmp_path: Path, authority: Authority) -> Root:
+def root(tmp_path: Path, authority: Any) -> Root:
     root = new_root(tmp_path / "root", free_port())
     root.write()
     authority.write(root.path / layout.CLIENT_TLS, "gateway", ExtendedKeyUsageOID.CLIENT_AUTH)
@@ -357,7 +304,7 @@ def make_engine(root: Root) -> MakeEngine:
 
 
 @pytest.fixture
-def engine_tls(authority: Authority, tmp_path: Path) -> Path:
+def engine_tls(authority: Any, tmp_path: Path) -> Path:
     return authority.write(tmp_path / "engine-tls", ENGINE_NAME, ExtendedKeyUsageOID.SERVER_AUTH)
 
 
@@ -376,7 +323,7 @@ Start = Callable[..., Awaitable[Running]]
 
 
 @pytest.fixture
-async def start(root: Root, authority: Authority) -> AsyncIterator[Start]:
+async def start(root: Root, authority: Any) -> AsyncIterator[Start]:
     """Starts a gateway on the root's files; the test says when, and it ends with the test."""
     async with aiohttp.ClientSession() as session:
         running: list[tuple[Process, asyncio.Task[None]]] = []
@@ -391,7 +338,7 @@ async def start(root: Root, authority: Authority) -> AsyncIterator[Start]:
             process = Process(settings, Log(log), **injected)
             running.append((process, asyncio.create_task(process.run())))
             public, internal = (f"http://127.0.0.1:{settings.public_port}", f"https://127.0.0.1:{settings.internal_port}")
-            gateway = Running(process, root, public, internal, log, session, authority)
+            gateway = Running(process, root, public, internal, log, session)
             await gateway.until(lambda: _answers(gateway))
             return gateway
 
