@@ -59,7 +59,10 @@ class TenantKVCacheManager(KVCacheManager):
     def pop_blocks_for_free(self, request: Any) -> list[Block]:
         domains, domain = self.block_pool.ledger.domains, request.trust_domain
         blocks: list[Block] = super().pop_blocks_for_free(request)
-        return [block for block in blocks if block.is_null or domains[block.block_id] is domain]
+        own = [block for block in blocks if block.is_null or domains[block.block_id] is domain]
+        if len(own) < len(blocks):
+            self.block_pool.foreign += ((None, block.block_id) for block in blocks if block not in own)
+        return own
 
     def reset_prefix_cache(self) -> bool:
         if not self.block_pool.reset_prefix_cache(self.count_deferred()):

@@ -168,7 +168,7 @@ class TenantScheduling(TenantShortage, TenantDispatch):
     def _free_blocks(self, request: Request) -> None:
         super()._free_blocks(request)
         if (domain := request.trust_domain) is not None:
-            if request.refused == "guard":
+            if request.refused == "guard" or self.pool.foreign:
                 self._repair(domain)
             self.ledger.leave(domain)
 
@@ -211,20 +211,22 @@ class TenantScheduling(TenantShortage, TenantDispatch):
         for request in self._inflight_prefills:
             if request.status == RequestStatus.RUNNING and request.refused is None:
                 demand[request.flow] += request.num_tokens - request.num_computed_tokens
-        heads = [head for head in self.waiting.heads() if head[0] not in demand]
-        if len(demand) + len(heads) > 1:
-            for flow, request, count in heads:  # a tenant that cannot start anything now takes no share of this step
-                if request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) and not self._may_start(request):
-                    self.waiting.deny(flow)
-                else:
-                    demand[flow] += count * request.num_tokens
-            self.fairness.divide(demand, len(self.running))
+        heads = list(self.waiting.heads())
+        if len(demand.keys() | {flow for flow, _, _ in heads}) < 2:
+            return
+        for flow, request, count in heads:  # a tenant that cannot start anything now takes no share of this step for it
+            if request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) and not self._may_start(request):
+                self.waiting.deny(flow)
+            else:
+                demand[flow] += count * request.num_tokens
+        self.fairness.divide(demand, len(self.running))
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         if not super()._handle_blocked_waiting_request(request):
             return False
         if self._may_start(request):
             self.fairness.start(request.flow)
+            self._prepare_follower(request)
             return True
         self.waiting.deny(request.flow)
         return False
@@ -238,6 +240,12 @@ class TenantScheduling(TenantShortage, TenantDispatch):
             self.pool.make_room(request.trust_domain, need)
             self.counters["waits_for_blocks"] += 1
         return not need
+
+    def _prepare_follower(self, request: Request) -> None:
+        """A tenant whose cache is full of other trust domains' blocks waits for a scrub before each start: order it one ahead."""
+        if (follower := self.waiting.follower(request.flow)) is not None:
+            count = self._fit.blocks_for(request.num_tokens) + self._fit.blocks_for(follower.num_tokens)
+            self.pool.make_room(follower.trust_domain, count)
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """vLLM asks this for each request right before it takes blocks; 0 makes it go on to the next running request."""

@@ -34,13 +34,17 @@ class TenantQueue:
         self._picked = None
 
     def deny(self, flow: Flow) -> None:
-        """The tenant is not offered again in this step."""
+        """The tenant is not offered again in this step; what is on offer stays so, for vLLM pops it to skip it."""
         self._denied.add(flow)
-        self._picked = None
 
     def heads(self) -> Iterator[tuple[Flow, Request, int]]:
         """(flow, first request, number of requests) of each tenant with requests waiting."""
         return ((flow, queue[0], len(queue)) for flow, queue in self._queues.items() if queue)
+
+    def follower(self, flow: Flow) -> Request | None:
+        """The tenant's second request in the queue."""
+        queue = self._queues.get(flow)
+        return queue[1] if queue is not None and len(queue) > 1 else None
 
     # ---- what vLLM's scheduler asks --------------------------------------------------------------------------------------
 
