@@ -17,7 +17,7 @@ from localnode import paths, toolchain
 from localnode.errors import CommandFailed, HostUnfit
 from localnode.progress import say
 
-FREE_FOR_BUILD = 8 << 30
+FREE_FOR_BUILD = 12 << 30  # measured: 11 GB, nearly all of it in the caches of Go
 CNI = "github.com/containernetworking/plugins/plugins"
 
 
@@ -103,9 +103,8 @@ def ensure(groups: tuple[Group, ...] = ALL) -> None:
         return
     free = shutil.disk_usage(paths.made(paths.cache())).free
     if free < FREE_FOR_BUILD:
-        raise HostUnfit(
-            f"building needs 8 GiB under {paths.cache()}, {free / 2**30:.1f} GiB are free: make room or move XDG_CACHE_HOME"
-        )
+        need = f"{FREE_FOR_BUILD / 2**30:.0f} GiB, {free / 2**30:.1f} GiB are free under {paths.cache()}"
+        raise HostUnfit(f"building needs {need}: make room or move XDG_CACHE_HOME")
     go = toolchain.find()
     say(f"building {', '.join(group.name for group in lacking)} with {go}; once per machine: a quarter of an hour on two cores")
     for group in lacking:
