@@ -41,18 +41,29 @@ from blockwarden_core.salt import derive_salt, sign_token
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent.parent
 LOCK = Path(tempfile.gettempdir()) / "bw-engine.lock"
-START_SECONDS = 150.0
+START_SECONDS = 400.0
 SERVER_NAME = "engine.test.svc"
 BLOCKS = 129
 BLOCK_SIZE = 32
 
 
+IDLE_SCRUBBER = "from blockwarden_engine.scrubber import BlockScrubber; BlockScrubber._zero = lambda self, ids: None"
+KINDS = ("engine", "sync_engine", "twin_engine", "engines")
+"""Fixtures that start engines, in the order in which their tests run: each kind is started once."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """An engine takes up to a minute to start on two busy cores, and may have to wait for another test's engine to end."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.integration)
-            item.add_marker(pytest.mark.timeout(900))
+    ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.integration)
+        item.add_marker(pytest.mark.timeout(900))
+    items[:] = [item for item in items if item not in ours] + sorted(ours, key=_kind)
+
+
+def _kind(item: pytest.Item) -> int:
+    names = getattr(item, "fixturenames", ())
+    return next((rank for rank, kind in enumerate(KINDS, 1) if kind in names), 0)
 
 
 class Authority:
@@ -151,7 +162,7 @@ class Answer:
 class Engine:
     """A running engine process."""
 
-    def __init__(self, deployment: Deployment, model: Path, scratch: Path, *, asynchronous: bool, twin: str = "") -> None:
+    def __init__(self, deployment: Deployment, model: Path, scratch: Path, *, asynchronous: bool, twin: str, verify: str) -> None:
         self.deployment = deployment
         self.api_port, self.internal_port = _free_port(), _free_port()
         self._control_path = str(scratch / "control.sock")
@@ -166,10 +177,10 @@ class Engine:
             "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
         self._command = [
-            sys.executable, str(HERE / "under_test.py"), f"--model={served}", "--served-model-name=tiny", "--dtype=float32",
+            sys.executable, str(HERE / "engine_main.py"), f"--model={served}", "--served-model-name=tiny", "--dtype=float32",
             "--max-model-len=1024", f"--block-size={BLOCK_SIZE}", f"--num-gpu-blocks-override={BLOCKS}", "--enforce-eager",
             "--max-num-seqs=16", "--max-num-batched-tokens=1024", "--bind-host=127.0.0.1", f"--api-port={self.api_port}",
-            f"--internal-port={self.internal_port}", "--kv-scrub-verify=Sampled",
+            f"--internal-port={self.internal_port}", f"--kv-scrub-verify={verify}",
         ]  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -256,6 +267,15 @@ class Engine:
     def report(self) -> EngineReport:
         return EngineReport.read(self.internal(layout.STATUS_PATH).body)
 
+    def wait_for(self, reached: Callable[[EngineReport], bool], seconds: float = 30) -> EngineReport:
+        """The first report for which `reached` is true."""
+        deadline = time.monotonic() + seconds
+        while not reached(report := self.report()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not reached after {seconds:.0f} s: {report}")
+            time.sleep(0.1)
+        return report
+
     def attestation(self) -> Attestation:
         return Attestation.read(self.get(layout.ATTESTATION_PATH).body)
 
@@ -283,47 +303,81 @@ def tenant(name: str, guaranteed: int | str = "30%", limit: int | str = "30%", *
 
 
 @pytest.fixture(scope="session")
-def share() -> Callable[..., TenantShare]:
-    return tenant
-
-
-@pytest.fixture(scope="session")
 def tiny_model() -> Path:
     """The tiny random Llama."""
     made = subprocess.run([sys.executable, ROOT / "tools/models.py", "tiny"], check=True, stdout=subprocess.PIPE, text=True)
     return Path(made.stdout.strip().splitlines()[-1])
 
 
-@pytest.fixture
-def deployment(tmp_path: Path) -> Deployment:
-    """Mounted files with tenants a, b and c, 30 % each, and the canary."""
-    made = Deployment(tmp_path / "mounted").write()
-    made.share(tenant("a"), tenant("b"), tenant("c"), tenant("canary", 4, 4, generation=2, floor=2))
-    return made
+def default_shares() -> tuple[TenantShare, ...]:
+    """Tenants a, b and c with 30 % each, and the canary."""
+    return tenant("a"), tenant("b"), tenant("c"), tenant("canary", 4, 4, generation=2, floor=2)
+
+
+class Engines:
+    """At most one engine at a time, on the whole machine; asking for another kind stops the one before."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self._stack = contextlib.ExitStack()
+        self._kind = ""
+        self._engine: Engine | None = None
+
+    def get(self, kind: str, *, asynchronous: bool = True, twin: str = "", verify: str = "Sampled") -> Engine:
+        """A running engine of this kind."""
+        if self._engine is None or self._kind != kind:
+            self.stop()
+            engine = self.make(asynchronous=asynchronous, twin=twin, verify=verify)
+            self._kind, self._engine = kind, engine.start()
+        return self._engine
+
+    def make(self, *, asynchronous: bool = True, twin: str = "", verify: str = "Sampled") -> Engine:
+        """An engine that is not started yet, and stopped with the next one."""
+        self.stop()
+        lock = self._stack.enter_context(LOCK.open("a"))
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        deployment = Deployment(scratch / "mounted").write()
+        deployment.share(*default_shares())
+        engine = Engine(deployment, self._model, scratch, asynchronous=asynchronous, twin=twin, verify=verify)
+        self._stack.callback(engine.stop)
+        return engine
+
+    def stop(self) -> None:
+        """Ends the running engine, if there is one."""
+        self._engine = None
+        self._stack.close()
 
 
 @pytest.fixture(scope="session")
-def start_engine(tiny_model: Path) -> Iterator[Callable[..., contextlib.AbstractContextManager[Engine]]]:
-    """Starts an engine for as long as its context lasts; never two at a time on this machine."""
-
-    @contextlib.contextmanager
-    def start(deployment: Deployment | None = None, *, asynchronous: bool = True, twin: str = "") -> Iterator[Engine]:
-        with LOCK.open("a") as lock, tempfile.TemporaryDirectory() as scratch:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if deployment is None:
-                deployment = Deployment(Path(scratch) / "mounted").write()
-                deployment.share(tenant("a"), tenant("b"), tenant("c"), tenant("canary", 4, 4, generation=2, floor=2))
-            engine = Engine(deployment, tiny_model, Path(scratch), asynchronous=asynchronous, twin=twin)
-            try:
-                yield engine.start()
-            finally:
-                engine.stop()
-
-    yield start
+def engines(tiny_model: Path) -> Iterator[Engines]:
+    made = Engines(tiny_model)
+    yield made
+    made.stop()
 
 
-@pytest.fixture(scope="module")
-def engine(start_engine: Callable[..., contextlib.AbstractContextManager[Engine]]) -> Iterator[Engine]:
-    """An engine with the asynchronous scheduler, shared by a module's tests."""
-    with start_engine() as running:
-        yield running
+@pytest.fixture
+def engine(engines: Engines) -> Engine:
+    """An engine with the asynchronous scheduler, shared by all tests that ask for it."""
+    return engines.get("asynchronous")
+
+
+@pytest.fixture
+def sync_engine(engines: Engines) -> Engine:
+    """As `engine`, with the synchronous scheduler."""
+    return engines.get("synchronous", asynchronous=False)
+
+
+@pytest.fixture
+def twin_engine(engines: Engines) -> Engine:
+    """A broken twin: its scrubber acknowledges and zeroes nothing."""
+    return engines.get("twin", twin=IDLE_SCRUBBER, verify="Off")
+
+
+@pytest.fixture
+def policy_again(engine: Engine) -> Iterator[Deployment]:
+    """The shared engine's mounted files, for a test that changes them; the default policy is in force again afterwards."""
+    yield engine.deployment
+    engine.deployment.mount(layout.ENGINE_KEYS, engine.deployment.keys.text())
+    version = engine.deployment.share(*default_shares()).version
+    engine.wait_for(lambda report: report.policy_version == version and report.reload_error is None)
