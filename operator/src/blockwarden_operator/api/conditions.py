@@ -64,7 +64,6 @@ class SecretsReason(StrEnum):
     """Whether all key material is in place."""
 
     PROVISIONED = "Provisioned"
-    PENDING = "Pending"
     API_KEY_REFUSED = "ApiKeyRefused"
     """An API key is missing, weak or shared: it is not accepted from clients, the others are."""
     KEYRING_LOST = "KeyringLost"
