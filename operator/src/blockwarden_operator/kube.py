@@ -50,7 +50,9 @@ class Kube:
     async def select(self, kind: str, namespace: str, *, selector: str) -> list[Manifest]:
         """The objects that a label selector selects."""
         answer = await self._call("get", _path(kind, namespace), label_selector=selector)
-        return list(answer.get("items") or [])
+        # The items of a list say neither kind nor apiVersion; here every manifest does.
+        identity = {"apiVersion": answer["apiVersion"], "kind": kind}
+        return [{**item, **identity} for item in answer.get("items") or []]
 
     async def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
         """Server-side apply; fields that other managers hold are taken from them."""

@@ -105,7 +105,7 @@ async def _observe_children(
     selector = f"{MANAGED_BY_SELECTOR},{INSTANCE_LABEL}={owner.name}"
     lists = await asyncio.gather(*(kube.select(kind.kind, owner.namespace, selector=selector) for kind in CHILD_KINDS))
     children = {
-        (kind.kind, manifest["metadata"]["name"]): {**manifest, "kind": kind.kind}
+        (kind.kind, manifest["metadata"]["name"]): manifest
         for kind, listed in zip(CHILD_KINDS, lists, strict=True)
         for manifest in listed
         if is_owned(manifest, owner)

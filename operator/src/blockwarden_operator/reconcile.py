@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from .drift import adopt_foreign_fields, has_drifted
-from .errors import Gone
+from .errors import ClusterError, Gone
 from .internal import Inspector
 from .kube import Kube
 from .observe import observe_policy
@@ -63,8 +63,7 @@ class Reconciler:
         if plan.status != (observed.policy.get("status") or {}):
             await self._apply_status(observed.policy, plan.status)
             written.append("status")
-        for notice in plan.notices:
-            await self.kube.create_event(render_event(observed.policy, notice, self.now()))
+        await self._post(observed.policy, plan.notices)
         return written
 
     async def _apply_child(self, manifest: Manifest, live: Manifest | None) -> bool:
@@ -85,15 +84,23 @@ class Reconciler:
         except Gone:
             log.info("%s/%s was deleted meanwhile", policy["metadata"]["namespace"], policy["metadata"]["name"])
 
+    async def _post(self, policy: Manifest, notices: Iterable[Notice]) -> None:
+        """Post Events. They come once and after the status, which says the same: one that is lost is not worth a retry of all."""
+        for notice in notices:
+            try:
+                await self.kube.create_event(render_event(policy, notice, self.now()))
+            except ClusterError as error:
+                log.warning("could not post Event %s: %s", notice.reason, error)
+
 
 def render_event(policy: Manifest, notice: Notice, now: datetime) -> Manifest:
-    """A Kubernetes Event about a TenantPolicy. Its name is unique by time: an Event is posted once, on a transition."""
+    """A Kubernetes Event about a TenantPolicy. The apiserver completes its name: it is posted once, on a transition."""
     metadata = policy["metadata"]
     stamp = now.astimezone(UTC)
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+        "metadata": {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"]},
         "eventTime": stamp.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "reportingController": f"{GROUP}/{FIELD_MANAGER}",
         "reportingInstance": FIELD_MANAGER,
