@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from blockwarden_gateway.errors import Broken
+from blockwarden_gateway.errors import Broken, Reported
 from blockwarden_gateway.routes import GENERATION
 from blockwarden_gateway.routes.call import Tally, View
 from blockwarden_gateway.sse import DONE, MAX_EVENT, EventParser, event
@@ -86,6 +86,7 @@ def test_an_event_shows_only_what_is_declared():
     ("body", "says"),
     [
         (b'{"error":{"message":"salt v1.acme.1.s.t is bad","code":400}}', "reported an error"),
+        (b'{"error":{"message":"salt v1.acme.1.s.t is bad"}}', "reported an error"),
         (b"{}", "unreadable"),
         (b"\xff", "unreadable"),
         (b"[" * 100_000, "unreadable"),
@@ -117,3 +118,12 @@ def test_an_endless_event_breaks():
 
 def test_an_event_is_framed():
     assert event(DONE) == b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(400, 400), ("503", 503), (None, 500), ("salt_retired", 500), (200, 500), (9**9, 500)]
+)
+def test_an_error_in_an_answers_place_keeps_the_status_it_would_have_had(code, status):
+    with pytest.raises(Reported) as reported:
+        CHAT.filter_event(json.dumps({"error": {"message": "x", "code": code}}).encode(), VIEW)
+    assert reported.value.status == status

@@ -183,13 +183,21 @@ def test_the_salt_and_the_prompts_beginning_both_steer():
     assert len({routing_key(salt, prompt) for salt in "ab" for prompt in (b"x", b"y")}) == 4
 
 
+def said(message: str) -> bytes:
+    return json.dumps({"error": {"message": message, "type": "BadRequestError", "code": 400}}).encode()
+
+
 CONTEXT = b'{"error":{"message":"This model\'s maximum context length is 2048 tokens. However you sent v1.acme.1.salt"}}'
 
 
 @pytest.mark.parametrize(
     ("status", "body", "own", "says"),
     [
-        (400, CONTEXT, 400, "do not fit the model's context of 2048 tokens"),
+        (400, CONTEXT, 400, "does not fit the model's context of 2048 tokens"),
+        (400, said("max_tokens=9000 cannot be greater than max_model_len=max_total_tokens=4096. Please"), 400, "engine refused"),
+        (400, said("max_tokens=9000 cannot be greater than max_model_len=4096. Please v1.acme.1"), 400, "context of 4096 tokens"),
+        (400, said("the request needs more blocks than its tenant may hold: shorten it"), 400, "this tenant's share"),
+        (400, said('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'), 400, "tools: "),
         (400, b'{"error":{"message":"v1.acme.1.salt"}}', 400, "the engine refused the request"),
         (422, b"[", 400, "the engine refused the request"),
         (429, b"", 429, "no room"),

@@ -9,6 +9,7 @@
         │   ├── Unreachable          no connection: the engine has seen nothing of the request
         │   ├── Disconnected         the connection ended before the first byte of an answer
         │   └── Broken               the answer ended early, or is not what an engine sends
+        │       └── Reported         it holds an error instead, though its status was 200
         └── Refusal                  an answer to the client, in OpenAI's shape; each type has its status and code
             ├── InvalidRequest       400
             │   └── MediaRefused     400
@@ -67,6 +68,15 @@ class Disconnected(UpstreamError):
 
 class Broken(UpstreamError):
     """The answer ended early, is too large, or cannot be read."""
+
+
+class Reported(Broken):
+    """The engine found out too late for a status of its own: what it says, and the status that it would have had."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__("the engine reported an error")
+        self.status = status
+        self.body = body
 
 
 class Refusal(GatewayError):

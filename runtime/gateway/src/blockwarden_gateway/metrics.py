@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from .exchange import UNKNOWN, Exchange
 
@@ -21,6 +21,8 @@ class Metrics:
     """Counters that the pipeline moves, and gauges that are set when somebody asks."""
 
     def __init__(self) -> None:
+        # Otherwise every series comes twice, once with the time it began.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.requests = self._counter("requests", "Answered requests", "tenant", "route", "status")
         self.tokens = self._counter("tokens", "Tokens of answers, as engines counted them", "tenant", "kind")

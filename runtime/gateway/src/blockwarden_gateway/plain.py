@@ -14,7 +14,29 @@ from blockwarden_core.errors import RetiredToken
 
 from .errors import EngineFailed, EngineUnavailable, InvalidRequest, LimitReached, Refusal
 
-_CONTEXT: Final = re.compile(r"maximum (?:context|model) length (?:is|of) (\d{1,9})", re.IGNORECASE)
+_KNOWN: Final[tuple[tuple[re.Pattern[str], str, str], ...]] = (
+    (
+        re.compile(r"maximum context length is (\d{1,9}) tokens"),
+        "the prompt does not fit the model's context of {0} tokens together with its answer: shorten it or lower max_tokens",
+        "max_tokens",
+    ),
+    (
+        re.compile(r"^max\w*=\d+ cannot be greater than \w+=(\d{1,9})\."),
+        "max_tokens: the answer asked for is longer than the model's context of {0} tokens: lower it",
+        "max_tokens",
+    ),
+    (
+        re.compile(r"more blocks than its tenant may hold"),
+        "the request is larger than this tenant's share of the engine: shorten the prompt or lower max_tokens",
+        "max_tokens",
+    ),
+    (
+        re.compile(r"tool[- ]call[- ]parser"),
+        "tools: the model is served without tool calls here: leave tools out or set tool_choice to none",
+        "tools",
+    ),
+)
+"""What an engine says, what the client is told, and which field it is about; only digits are taken over."""
 _QUESTIONABLE: Final = frozenset({400, 413, 422})
 
 
@@ -41,13 +63,10 @@ def plain_refusal(status: int, body: bytes) -> Refusal:
 
 
 def _invalid(error: dict[str, Any]) -> InvalidRequest:
-    context = _CONTEXT.search(str(error.get("message", "")))
-    if context:
-        return InvalidRequest(
-            f"the prompt and the answer asked for do not fit the model's context of {context[1]} tokens: "
-            "shorten the prompt or lower max_tokens",
-            param="max_tokens",
-        )
+    text = str(error.get("message", ""))
+    for pattern, sentence, param in _KNOWN:
+        if match := pattern.search(text):
+            return InvalidRequest(sentence.format(*match.groups()), param=param)
     return InvalidRequest("the engine refused the request: check prompt, sampling fields and schema against the model")
 
 

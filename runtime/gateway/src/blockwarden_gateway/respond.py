@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from .asgi import RawHeaders, Send, refusal_body, send_bytes, start_stream
 from .engines.client import Reply
-from .errors import Broken, EngineFailed
+from .errors import Broken, EngineFailed, Refusal, Reported
 from .exchange import Exchange
+from .plain import plain_refusal
 from .routes.call import GenerationRoute, View
 from .sse import DONE, EventParser, event
 
@@ -31,12 +32,12 @@ class Responder:
         """A complete answer.
 
         Raises:
-            EngineFailed: it ended early or is not one.
+            Refusal: it ended early, is not one, or holds an error.
         """
         try:
             filtered = self.route.filter_reply(await reply.read(), self.view)
         except Broken as error:
-            raise EngineFailed(f"{error}: try again") from None
+            raise _refusal(error) from None
         self.exchange.tally = filtered.tally
         self.exchange.first_token = self.clock()
         self.started = True
@@ -47,7 +48,7 @@ class Responder:
         a later one ends the stream with an error event and without `[DONE]`.
 
         Raises:
-            EngineFailed: nothing came, or nothing usable.
+            Refusal: nothing came, nothing usable, or an error.
         """
         try:
             async for chunk in reply.chunks():
@@ -57,11 +58,11 @@ class Responder:
             if not self._done:
                 raise Broken("the engine's answer ended early")
         except Broken as error:
-            failed = EngineFailed(f"{error}: try again")
+            refusal = _refusal(error)
             if not self.started:
-                raise failed from None
-            self.exchange.status = failed.status
-            await self._send(event(refusal_body(failed)))
+                raise refusal from None
+            self.exchange.status = refusal.status
+            await self._send(event(refusal_body(refusal)))
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _shown(self, data: bytes) -> bytes:
@@ -80,3 +81,9 @@ class Responder:
             self.started = True
             await start_stream(self.send, self.headers)
         await self.send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _refusal(error: Broken) -> Refusal:
+    if isinstance(error, Reported):
+        return plain_refusal(error.status, error.body)
+    return EngineFailed(f"{error}: try again")

@@ -59,6 +59,11 @@ class Engine:
             reason=self.reason,
         )
 
+    def stop_asking(self) -> None:
+        """Ends an attestation that is under way."""
+        if self.task is not None:
+            self.task.cancel()
+
     @contextmanager
     def carrying(self) -> Iterator[None]:
         """Counts one request towards this engine's load."""
@@ -119,14 +124,14 @@ class Fleet:
                 except TimeoutError:
                     continue
         finally:
-            self._follow(frozenset())
+            for engine in self._engines.values():
+                engine.stop_asking()
 
     def _follow(self, addresses: frozenset[str]) -> None:
         for address in self._engines.keys() - addresses:
             engine = self._engines.pop(address)
             self._drop(engine, "its address is gone")
-            if engine.task is not None:
-                engine.task.cancel()
+            engine.stop_asking()
         for address in addresses - self._engines.keys():
             self._engines[address] = Engine(address)
 

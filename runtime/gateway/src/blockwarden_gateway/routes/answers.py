@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Annotated, Generic, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from blockwarden_gateway.errors import Broken
+from blockwarden_gateway.errors import Broken, Reported
 
 from .call import Filtered, Tally, View
 
@@ -52,18 +52,22 @@ class Answer(Struct, Generic[ChoiceT], kw_only=True):
 
 
 class _Error(Struct):
-    error: Raw | UnsetType = UNSET
+    code: int | str | None = None
+
+
+class _Failure(Struct):
+    error: _Error
 
 
 _encode = msgspec.json.Encoder().encode
-_error = msgspec.json.Decoder(_Error)
+_failure = msgspec.json.Decoder(_Failure)
 
 
 def filter_reply(decoder: msgspec.json.Decoder[Answer[ChoiceT]], body: bytes, view: View) -> Filtered:
     """A whole answer.
 
     Raises:
-        Broken: not an answer of this route.
+        Broken: not an answer of this route. Reported: an error.
     """
     answer = _decode(decoder, body)
     tally = _show(answer, view)
@@ -74,7 +78,7 @@ def filter_event(decoder: msgspec.json.Decoder[Answer[ChoiceT]], data: bytes, vi
     """One event. The usage that the gateway asked for on its own account is taken out again.
 
     Raises:
-        Broken: an error event, or not an event of this route.
+        Broken: not an event of this route. Reported: an error.
     """
     answer = _decode(decoder, data)
     tally = _show(answer, view)
@@ -89,14 +93,16 @@ def _decode(decoder: msgspec.json.Decoder[Answer[ChoiceT]], data: bytes) -> Answ
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise Broken("the engine reported an error" if _is_error(data) else "the engine's answer is unreadable") from None
+        raise _what_else(data) from None
 
 
-def _is_error(data: bytes) -> bool:
+def _what_else(data: bytes) -> Broken:
+    """What arrived in the place of an answer."""
     try:
-        return _error.decode(data).error is not UNSET
+        code = str(_failure.decode(data).error.code)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
+        return Broken("the engine's answer is unreadable")
+    return Reported(int(code) if code.isdecimal() and 400 <= int(code) < 600 else 500, data)
 
 
 def _show(answer: Answer[ChoiceT], view: View) -> Tally | None:
