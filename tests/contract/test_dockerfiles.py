@@ -1,8 +1,6 @@
 """What holds for every Dockerfile, read as text: where things come from, who runs, what stays inside, which layer changes."""
 
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,17 +83,16 @@ def test_an_image_runs_its_module_as_nobody_in_particular(path: Path) -> None:
 def test_the_projects_own_packages_are_the_last_layer(path: Path) -> None:
     for stage in results(path):
         filling = [rest for word, rest in stage.steps if word in ("RUN", "COPY", "ADD")]
-        with_ours = [rest for rest in filling if "from=wheels" in rest]
-        assert with_ours == filling[-1:]
+        assert filling[-1] == "--from=project /opt/project /opt/project"
     sources = {stage.name for stage in stages(path) if any("runtime/core runtime/core" in rest for rest in stage.values("COPY"))}
-    assert sources == {"wheels"}
+    assert sources == {"project"}
 
 
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.parent.name)
 def test_build_tools_and_the_machines_settings_stay_outside(path: Path) -> None:
     text = path.read_text()
     for stage in stages(path):
-        kept = [rest for rest in stage.values("COPY") if "--from=tools" in rest or "--from=wheels" in rest]
+        kept = [rest for rest in stage.values("COPY") if "--from=tools" in rest]
         assert kept == []
     assert not re.search(r"(ARG|ENV) .*(INDEX|_URL|PROXY|TOKEN|PASSWORD)", text)
     runs = [rest for stage in stages(path) for rest in stage.values("RUN")]
@@ -104,12 +101,10 @@ def test_build_tools_and_the_machines_settings_stay_outside(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.parent.name)
-def test_a_stage_that_others_mount_ends_with_a_step_that_makes_no_file(path: Path) -> None:
-    """buildah 1.28 mounts a stage that is wholly cached as it was before its last instruction."""
-    mounted = set(re.findall(r"--mount=type=bind,from=(\w+)", path.read_text()))
-    ends = {stage.name: stage.steps[-1][0] for stage in stages(path) if stage.name in mounted}
-    assert set(ends) == mounted == {"tools", "wheels"}
-    assert set(ends.values()) <= {"ENV", "WORKDIR", "LABEL"}
+def test_what_a_step_depends_on_is_copied_and_not_mounted(path: Path) -> None:
+    """buildah 1.28 does not look at mounts when it takes a step from its cache: the image would hold yesterday's code."""
+    mounts = re.findall(r"--mount=type=bind\S*", path.read_text())
+    assert {mount for mount in mounts if not mount.startswith("--mount=type=bind,from=tools,source=/opt/tools")} == set()
 
 
 @pytest.mark.parametrize("name", ["operator", "gateway"])
@@ -149,10 +144,3 @@ def test_the_context_is_closed_and_holds_what_is_copied() -> None:
     assert copied
     assert {source for source in copied if not any(source == each or source.startswith(f"{each}/") for each in let_in)} == set()
     assert all((ROOT / source).exists() for source in copied)
-
-
-def test_shell_scripts_are_valid() -> None:
-    scripts = sorted(IMAGES.rglob("*.sh"))
-    assert scripts
-    for script in scripts:
-        assert subprocess.run(["sh", "-n", str(script)], stderr=sys.stderr, check=False).returncode == 0
