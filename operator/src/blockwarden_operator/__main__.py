@@ -60,7 +60,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         MissingCRD: the cluster does not know TenantPolicies. ClusterError: there is no access to a cluster.
     """
     async with await connect(settings.kubeconfig) as kube:
-        await kube.check_crd()
+        await kube.check_crd(next(iter(settings.watch_namespaces), None))
         health = Health(time.monotonic)
         reconciler = Reconciler(
             kube, Inspector(settings.probe, time.monotonic), settings, secrets.token_bytes, lambda: datetime.now(UTC)

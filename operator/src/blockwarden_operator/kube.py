@@ -88,14 +88,14 @@ class Kube:
         """Post a Kubernetes Event."""
         await self._call("post", _path("Event", manifest["metadata"]["namespace"]), body=manifest)
 
-    async def check_crd(self) -> None:
-        """Make sure that the cluster serves TenantPolicies.
+    async def check_crd(self, namespace: str | None) -> None:
+        """Make sure that the cluster serves TenantPolicies (in a namespace, where the operator may list no others).
 
         Raises:
             MissingCRD: it does not.
         """
         try:
-            await self._call("get", f"/apis/{GROUP}/{VERSION}/{PLURAL}", limit=1)
+            await self._call("get", _path(KIND, namespace), limit=1)
         except Gone:
             raise MissingCRD(
                 f"the cluster does not serve {PLURAL}.{GROUP}/{VERSION}: install the chart blockwarden-crds first"
@@ -142,7 +142,7 @@ async def connect(kubeconfig: str | None) -> Kube:
     return Kube(ApiClient(configuration))
 
 
-def _path(kind: str, namespace: str, name: str | None = None) -> str:
+def _path(kind: str, namespace: str | None, name: str | None = None) -> str:
     found = ALL_KINDS[kind]
     resource = Resource(
         prefix="apis" if found.group else "api",
