@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from blockwarden_gateway.protocol import GuardedProtocol
 from blockwarden_gateway.routes import GENERATION
 
 CHAT = "/v1/chat/completions"
@@ -32,6 +33,8 @@ async def raw(gateway, head: str, body: bytes = b"", *, wait: float = 2.0) -> by
     try:
         async with asyncio.timeout(wait):
             return await reader.read()
+    except ConnectionError:  # closed while we were still sending: the answer is lost on the way
+        return b""
     finally:
         writer.close()
 
@@ -174,3 +177,25 @@ async def test_running_requests_are_limited(gateway, engine, root):
     with pytest.raises(json.JSONDecodeError):  # a stream is no JSON document: it did end
         await held
     assert (await gateway.post(CHAT, ASK))[0] == 200
+
+
+async def test_an_endless_head_is_cut_off(gateway):
+    for head in ("X-Long: " + "x" * 3_000_000, "\n".join(f"X-{number}: {'y' * 100}" for number in range(30_000))):
+        answer = await raw(gateway, f"GET /v1/models HTTP/1.1\nHost: g\nConnection: close\n{head}")
+        assert answer.startswith(b"HTTP/1.1 400 ") or not answer
+
+
+async def test_a_large_body_is_no_large_head(gateway):
+    body = {"model": "tiny", "prompt": "x" * 1_000_000}
+    assert (await gateway.post("/v1/completions", body))[0] == 200
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /v1/models HT", b"GET /v1/models HTTP/1.1\r\nHost: g\r\n"])
+async def test_a_head_that_does_not_end_is_not_waited_for(gateway, monkeypatch, begun):
+    monkeypatch.setattr(GuardedProtocol, "head_seconds", 0.2)
+    host, port = gateway.public.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(begun)
+    async with asyncio.timeout(2):
+        assert await reader.read() == b""
+    writer.close()

@@ -21,6 +21,7 @@ from .internal import Internal
 from .logs import Log
 from .metrics import Metrics
 from .mounts import Mounts
+from .protocol import GuardedProtocol
 from .settings import Settings
 from .tls import Certificates
 
@@ -108,11 +109,12 @@ def _config(settings: Settings, app: Callable[..., Any], port: int, context: ssl
         host=settings.host,
         port=port,
         loop="none",  # the loop is running already
-        http="httptools",
+        http=GuardedProtocol,
         ws="none",
         lifespan="off",
         interface="asgi3",
         log_config=None,
+        log_level="error",  # its warnings tell of malformed requests: anybody could fill a disk with them
         access_log=False,
         server_header=False,
         proxy_headers=False,

@@ -28,6 +28,7 @@ from .routing import choose
 ATTEMPTS: Final = 3
 """Inconclusive attestations in a row after which an engine that was attested before loses its traffic."""
 MAX_BACKOFF: Final = 15.0
+RESOLVE_SECONDS: Final = 5.0
 
 Attest = Callable[[Target, Material], Awaitable[Attestation | Problem]]
 Resolve = Callable[[EngineAddress], Awaitable[frozenset[str] | None]]
@@ -186,7 +187,10 @@ async def resolve(engine: EngineAddress) -> frozenset[str] | None:
     """
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(engine.host, engine.port, type=socket.SOCK_STREAM)
+        async with asyncio.timeout(RESOLVE_SECONDS):
+            found = await loop.getaddrinfo(engine.host, engine.port, type=socket.SOCK_STREAM)
+    except TimeoutError:
+        return None
     except socket.gaierror as error:
         return frozenset() if error.errno in (socket.EAI_NONAME, socket.EAI_NODATA) else None
     return frozenset(_address(str(item[4][0]), engine.port) for item in found)
