@@ -1,5 +1,6 @@
 """What is inside the images as built: no package of another part, no tool of the build, a user that owns nothing."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,12 @@ from localnode.commands import run
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]  # the first engine image on a machine is 6 GB
 ROOT = Path(__file__).resolve().parents[2]
 LOOK = """
-import importlib.metadata, importlib.util, json, os, pathlib, shutil, sys
+import hashlib, importlib.metadata, importlib.util, json, os, pathlib, shutil, sys
 settings = [pathlib.Path("/etc/pip.conf"), pathlib.Path("/etc/uv/uv.toml")]
+project = pathlib.Path("/opt/project")
+files = list(project.glob("blockwarden_*/**/*.py"))
 print(json.dumps({
+    "code": {str(each.relative_to(project)): hashlib.sha256(each.read_bytes()).hexdigest() for each in files},
     "packages": sorted({(each.metadata["Name"] or "").lower() for each in importlib.metadata.distributions()}),
     "tools": [name for name in ("uv", "hatchling", "gcc", "cc", "make", "git", "curl") if shutil.which(name)],
     "settings": [str(path) for path in settings if path.exists() and path.stat().st_size],
@@ -30,6 +34,7 @@ print(json.dumps({
 class Inside:
     """What the image's own interpreter sees, run as the image's own user."""
 
+    code: dict[str, str]
     packages: frozenset[str]
     tools: list[str]
     settings: list[str]
@@ -44,7 +49,7 @@ def look(buildah: Buildah, tag: str) -> Inside:
         seen = json.loads(run(buildah.command("run", "--isolation", "chroot", container, "--", "python3", "-c", LOOK)))
     finally:
         run(buildah.command("rm", container))
-    return Inside(frozenset(seen.pop("packages")), **seen)
+    return Inside(packages=frozenset(seen.pop("packages")), **seen)
 
 
 @pytest.fixture(scope="module", params=["operator", "gateway", "engine"])
@@ -56,6 +61,7 @@ def built(request: pytest.FixtureRequest) -> tuple[str, Inside]:
     return name, look(buildah, tag)
 
 
+SOURCE = {"operator": "operator/src", "gateway": "runtime/gateway/src", "engine": "runtime/engine/src"}
 NEEDED = {
     "operator": {"blockwarden-core", "blockwarden-operator", "kopf", "kubernetes", "cryptography"},
     "gateway": {"blockwarden-core", "blockwarden-gateway", "aiohttp", "uvicorn"},
@@ -72,6 +78,14 @@ def test_an_image_has_its_packages_and_none_of_its_siblings(built: tuple[str, In
     name, inside = built
     assert inside.packages >= NEEDED[name]
     assert inside.packages & (FORBIDDEN[name] | {"pytest", "hypothesis", "ruff", "mypy", "uv", "hatchling"}) == set()
+
+
+def test_the_code_inside_is_the_trees(built: tuple[str, Inside]) -> None:
+    """Not that of an earlier build, which a cache took for the same."""
+    name, inside = built
+    packages = [ROOT / "runtime/core/src", ROOT / SOURCE[name]]
+    files = {str(file.relative_to(source)): file for source in packages for file in source.glob("blockwarden_*/**/*.py")}
+    assert inside.code == {path: hashlib.sha256(file.read_bytes()).hexdigest() for path, file in files.items()}
 
 
 def test_nothing_of_the_build_is_left(built: tuple[str, Inside]) -> None:
