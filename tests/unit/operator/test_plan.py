@@ -1,0 +1,301 @@
+"""What the plan decides beyond the goldens: which spec is in force, what goes, what waits, when to look again."""
+
+from __future__ import annotations
+
+import base64
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+import yaml
+
+from blockwarden_core.policy import EnginePolicy, Sealed
+from blockwarden_operator.observed import Observed
+from blockwarden_operator.plan import REFUSED_SECONDS, ROTATING_SECONDS, UNREADY_SECONDS, Plan, plan_policy
+from blockwarden_operator.settings import PodSelection, Settings
+
+Entropy = Callable[[int], bytes]
+SETTINGS = Settings(
+    operator=PodSelection("ops", {"app": "operator"}),
+    dns=PodSelection("kube-system", {"k8s-app": "kube-dns"}),
+    engine_image="engine:1",
+    gateway_image="gateway:1",
+)
+POLICY = yaml.safe_load("""
+metadata: {name: demo, namespace: ns, uid: uid-1, generation: 4}
+spec:
+  model: {name: tiny, source: {path: /models/tiny}}
+  tenants:
+  - {name: acme, kvCache: {guaranteed: 40%}}
+  - {name: globex, kvCache: {guaranteed: 40%}}
+""")
+
+
+class World:
+    """A cluster that takes plans: what was applied is there the next time."""
+
+    def __init__(self, now: datetime, entropy: Entropy) -> None:
+        self.entropy = entropy
+        self.observed = Observed(policy=copy.deepcopy(POLICY), children={}, now=now)
+
+    def plan(self, **changes: Any) -> Plan:
+        self.observed = replace(self.observed, **changes)
+        return plan_policy(self.observed, SETTINGS, self.entropy)
+
+    def take(self, **changes: Any) -> Plan:
+        plan = self.plan(**changes)
+        children = {(m["kind"], m["metadata"]["name"]): copy.deepcopy(m) for m in plan.apply}
+        kept = {ref: m for ref, m in self.observed.children.items() if ref not in plan.delete}
+        policy = {**self.observed.policy, "status": plan.status}
+        self.observed = replace(self.observed, children={**kept, **children}, policy=policy)
+        return plan
+
+    def spec(self, **changes: Any) -> None:
+        policy = copy.deepcopy(self.observed.policy)
+        policy["spec"] |= changes
+        policy["metadata"]["generation"] += 1
+        self.observed = replace(self.observed, policy=policy)
+
+
+@pytest.fixture
+def world(now: datetime, entropy: Entropy) -> World:
+    return World(now, entropy)
+
+
+def condition(plan: Plan, kind: str) -> Any:
+    return next(entry for entry in plan.status["conditions"] if entry["type"] == kind)
+
+
+def named(plan: Plan, kind: str) -> dict[str, Any]:
+    return {manifest["metadata"]["name"]: manifest for manifest in plan.apply if manifest["kind"] == kind}
+
+
+def engine_policy(plan: Plan) -> EnginePolicy:
+    return EnginePolicy.read(Sealed.read(named(plan, "ConfigMap")["demo-engine"]["data"]["engine.json"]).payload)
+
+
+def test_a_plan_on_its_own_result_changes_nothing_and_draws_nothing(world: World) -> None:
+    world.take()
+    first = world.take()  # the second look sees the Deployments that the first one made
+    world.entropy = lambda _: pytest.fail("drew randomness")
+    again = world.plan(now=world.observed.now + timedelta(hours=1))
+    assert again.apply == first.apply
+    assert again.delete == ()
+    assert again.notices == ()
+    assert again.status == first.status
+
+
+def test_the_same_observations_make_the_same_plan(now: datetime, make_entropy: Callable[[str], Entropy]) -> None:
+    assert World(now, make_entropy("a")).plan() == World(now, make_entropy("a")).plan()
+
+
+def test_what_confines_comes_before_what_runs(world: World) -> None:
+    kinds = [manifest["kind"] for manifest in world.plan().apply]
+    assert kinds.index("NetworkPolicy") < kinds.index("Secret") < kinds.index("ConfigMap") < kinds.index("Deployment")
+
+
+def test_a_refused_spec_leaves_the_last_accepted_one_in_force(world: World) -> None:
+    first = world.take()
+    world.spec(gateway={"replicas": 9, "tls": {"secretName": "absent"}})
+    refused = world.take(referenced={"absent": None})
+    assert refused.apply == first.apply
+    assert condition(refused, "Accepted")["reason"] == "SecretMissing"
+    assert condition(refused, "Accepted")["observedGeneration"] == 5
+    assert condition(refused, "GatewayReady")["observedGeneration"] == 4
+    assert condition(refused, "Ready")["reason"] == "SecretMissing"
+    mended = world.take(referenced={"absent": {"metadata": {}, "data": {"tls.crt": "eA==", "tls.key": "eA=="}}})
+    assert named(mended, "Deployment")["demo-gateway"]["spec"]["replicas"] == 9
+    assert condition(mended, "Accepted")["status"] == "True"
+
+
+def test_a_spec_that_cannot_be_read_is_refused_with_the_field(world: World) -> None:
+    first = world.take()
+    world.spec(tenants=[{"name": "acme", "kvCache": {"guaranteed": "lots"}}])
+    refused = world.plan()
+    assert refused.apply == first.apply
+    assert condition(refused, "Accepted")["reason"] == "Unreadable"
+    assert "spec.tenants" in condition(refused, "Accepted")["message"]
+
+
+def test_a_first_spec_that_is_refused_touches_nothing(world: World) -> None:
+    plan = world.plan(foreign=("ConfigMap demo-engine",))
+    assert (plan.apply, plan.delete) == ((), ())
+    assert plan.requeue_after == REFUSED_SECONDS
+    assert {entry["type"] for entry in plan.status["conditions"]} == {"Accepted", "Ready"}
+
+
+def test_shared_quotas_of_two_units_are_refused(world: World) -> None:
+    tenants = [{"name": "a", "kvCache": {"guaranteed": 50}}, {"name": "b", "kvCache": {"guaranteed": "10%"}}]
+    world.spec(tenants=tenants, isolation={"scope": "None"})
+    assert "use one unit" in condition(world.plan(), "Accepted")["message"]
+
+
+def test_tenants_of_scope_none_share_one_quota_and_one_generation(world: World) -> None:
+    tenants = [
+        {"name": "a", "kvCache": {"guaranteed": "20%", "limit": "90%"}, "limits": {"maxSequences": 4}},
+        {"name": "b", "kvCache": {"guaranteed": "10%"}, "limits": {"maxSequences": 2}},
+        {"name": "c", "scope": "Tenant", "kvCache": {"guaranteed": "30%"}},
+    ]
+    world.spec(tenants=tenants, isolation={"scope": "None"})
+    plan = world.take()
+    shares = {share.name: share for share in engine_policy(plan).tenants}
+    assert set(shares) == {"c", "shared", "canary"}
+    assert (shares["shared"].guaranteed, shares["shared"].limit, shares["shared"].max_sequences) == ("30%", "100%", 6)
+    assert {entry["name"]: entry.get("saltGeneration") for entry in plan.status["tenants"]} == {
+        "a": None,
+        "b": None,
+        "c": 1,
+        "shared": 1,
+    }
+
+
+def test_versions_rise_only_with_contents(world: World, now: datetime) -> None:
+    first = engine_policy(world.take())
+    assert first.version == int(now.timestamp() * 1000)
+    same = engine_policy(world.take(now=now + timedelta(hours=1)))
+    assert same == first
+    world.spec(tenants=[{"name": "acme", "kvCache": {"guaranteed": "50%"}}])
+    backwards = engine_policy(world.take(now=now - timedelta(hours=1)))
+    assert backwards.version == first.version + 1
+
+
+def test_a_policy_that_somebody_forged_is_sealed_anew(world: World) -> None:
+    first = world.take()
+    forged = copy.deepcopy(world.observed.children["ConfigMap", "demo-engine"])
+    sealed = Sealed.read(forged["data"]["engine.json"])
+    payload = sealed.payload.replace('"40%"', '"90%"', 1)
+    forged["data"]["engine.json"] = Sealed(payload=payload, key_id=sealed.key_id, mac=sealed.mac).text()
+    again = world.plan(children={**world.observed.children, ("ConfigMap", "demo-engine"): forged})
+    assert engine_policy(again).tenants == engine_policy(first).tenants
+    assert engine_policy(again).version > engine_policy(first).version
+
+
+def test_a_tenant_that_goes_takes_its_key_with_it(world: World) -> None:
+    world.take()
+    world.spec(tenants=[{"name": "acme", "kvCache": {"guaranteed": "40%"}}])
+    plan = world.plan()
+    assert plan.delete == (("Secret", "demo-key-globex"),)
+    assert {share.name for share in engine_policy(plan).tenants} == {"acme", "canary"}
+
+
+def test_engines_wait_for_their_weights_and_the_ones_before_stay(world: World) -> None:
+    world.take()
+    world.spec(model={"name": "tiny", "source": {"huggingFace": {"repo": "org/model", "revision": "abc"}}})
+    waiting = world.take()
+    assert "demo-engine" not in named(waiting, "Deployment")
+    assert ("Deployment", "demo-engine") not in waiting.delete
+    assert condition(waiting, "EngineReady")["reason"] == "WeightsPending"
+    (job,) = named(waiting, "Job")
+    done = {**world.observed.children["Job", job], "status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+    ready = world.take(children={**world.observed.children, ("Job", job): done})
+    args = named(ready, "Deployment")["demo-engine"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args[0] == f"--model=/models/{job.removeprefix('demo-weights-')}"
+
+    world.spec(model={"name": "tiny", "source": {"huggingFace": {"repo": "org/model", "revision": "def"}}})
+    assert ("Job", job) in world.plan().delete
+
+
+def test_only_the_download_may_talk_to_the_outside(world: World) -> None:
+    world.spec(model={"name": "tiny", "source": {"huggingFace": {"repo": "org/model"}}})
+    policies = named(world.plan(), "NetworkPolicy")
+    outside = [name for name, policy in policies.items() for rule in policy["spec"]["egress"] if "to" not in rule]
+    assert outside == ["demo-weights"]
+    assert policies["demo-engine"]["spec"]["egress"] == []
+    assert policies["demo-default-deny"]["spec"] | {"podSelector": 0} == {
+        "podSelector": 0,
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [],
+        "egress": [],
+    }
+
+
+def test_events_are_closed_until_they_are_on_and_somebody_is_named(world: World) -> None:
+    def ports(engine: dict[str, Any]) -> list[int]:
+        world.spec(engine=engine)
+        rules = named(world.plan(), "NetworkPolicy")["demo-engine"]["spec"]["ingress"]
+        return [port["port"] for rule in rules for port in rule["ports"]]
+
+    peer = {"podSelector": {"matchLabels": {"app": "router"}}}
+    assert ports({"kvEvents": {"enabled": False, "allowFrom": [peer]}}) == [8000, 9400]
+    assert ports({"kvEvents": {"enabled": True}}) == [8000, 9400]
+    assert ports({"kvEvents": {"enabled": True, "allowFrom": [peer]}}) == [8000, 9400, 5557]
+
+
+def test_the_gateways_public_port_is_open_to_whom_the_policy_says(world: World) -> None:
+    def public() -> Any:
+        return named(world.plan(), "NetworkPolicy")["demo-gateway"]["spec"]["ingress"][0]
+
+    assert "from" not in public()
+    world.spec(gateway={"allowFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]})
+    assert public() == {"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"port": 8080, "protocol": "TCP"}]}
+
+
+def test_the_salt_keyring_is_mounted_by_gateways_only_and_the_ca_by_nobody(world: World) -> None:
+    mounted = {
+        name: {
+            volume["secret"]["secretName"] for volume in deployment["spec"]["template"]["spec"]["volumes"] if "secret" in volume
+        }
+        for name, deployment in named(world.plan(), "Deployment").items()
+    }
+    assert mounted == {
+        "demo-engine": {"demo-engine-key", "demo-engine-tls"},
+        "demo-gateway": {
+            "demo-salt-keyring",
+            "demo-engine-key",
+            "demo-api-keys",
+            "demo-gateway-client-tls",
+            "demo-gateway-internal-tls",
+        },
+    }
+
+
+def test_no_template_can_loosen_a_pod(world: World) -> None:
+    template = {"securityContext": {"runAsUser": 1000}, "labels": {"team": "x"}, "priorityClassName": "high"}
+    world.spec(engine={"template": template}, gateway={"template": template})
+    for deployment in named(world.plan(), "Deployment").values():
+        pod = deployment["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsUser"] == 1000
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["containers"][0]["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        }
+        assert "hostNetwork" not in pod
+
+
+def test_generated_keys_are_long_and_stay(world: World) -> None:
+    first = named(world.take(), "Secret")
+    key = base64.b64decode(first["demo-key-acme"]["data"]["api-key"]).decode()
+    assert len(key) == 46
+    assert named(world.take(), "Secret")["demo-key-acme"] == first["demo-key-acme"]
+
+
+def test_the_next_look_is_soon_while_something_moves(world: World) -> None:
+    assert world.take().requeue_after == UNREADY_SECONDS
+    policy = copy.deepcopy(world.observed.policy)
+    policy["metadata"]["annotations"] = {"blockwarden.dev/rotate-salt": "now"}
+    plan = world.take(policy=policy)
+    assert plan.requeue_after == ROTATING_SECONDS
+    assert plan.status["rotation"]["phase"] == "Distributing"
+    assert [notice.reason for notice in plan.notices] == ["RotationStarted"]
+
+
+def test_a_lost_keyring_is_told_from_a_new_policy(world: World) -> None:
+    world.take()
+    children = {ref: m for ref, m in world.observed.children.items() if ref != ("Secret", "demo-salt-keyring")}
+    lost = world.plan(children=children)
+    assert "KeyringLost" in [notice.reason for notice in lost.notices]
+    assert lost.status["rotation"] | {"phaseSince": 0, "rotatedAt": 0} == {
+        "phase": "Distributing",
+        "generation": 2,
+        "forced": True,
+        "phaseSince": 0,
+        "rotatedAt": 0,
+    }
+    assert engine_policy(lost) == engine_policy(world.plan())
