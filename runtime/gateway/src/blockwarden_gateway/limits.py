@@ -8,7 +8,7 @@ and then waits for it.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -64,7 +64,7 @@ class Limiter:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._usage: dict[str, Usage] = {}
+        self._usage: defaultdict[str, Usage] = defaultdict(Usage)
 
     @contextmanager
     def admitted(self, tenant: str, limits: Limits) -> Iterator[None]:
@@ -73,7 +73,7 @@ class Limiter:
         Raises:
             LimitReached: with the whole seconds to wait.
         """
-        usage, now = self._usage.setdefault(tenant, Usage()), self._clock()
+        usage, now = self._usage[tenant], self._clock()
         _check(usage, limits, now)
         usage.requests.add(now, 1)
         usage.concurrent += 1
@@ -84,11 +84,12 @@ class Limiter:
 
     def spend(self, tenant: str, tokens: int) -> None:
         """Counts the tokens of an answer, prompt included."""
-        self._usage.setdefault(tenant, Usage()).tokens.add(self._clock(), tokens)
+        self._usage[tenant].tokens.add(self._clock(), tokens)
 
     def keep(self, tenants: frozenset[str]) -> None:
         """Forgets idle tenants that are not in `tenants`."""
-        self._usage = {name: usage for name, usage in self._usage.items() if name in tenants or usage.concurrent}
+        for name in [name for name, usage in self._usage.items() if name not in tenants and not usage.concurrent]:
+            del self._usage[name]
 
 
 def _check(usage: Usage, limits: Limits, now: float) -> None:
