@@ -7,7 +7,7 @@ that holds prompts has no way out. Kubelet's probes come from the node, which Ne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from blockwarden_core import layout
 from blockwarden_operator.api import NetworkPolicyPeer, TenantPolicySpec
@@ -16,8 +16,7 @@ from blockwarden_operator.settings import PodSelection
 from .gateway import public_port
 from .names import Component, Manifest, Owner, labels, render_object, selector
 
-HTTPS_PORT = 443
-DNS_PORT = 53
+HTTPS_PORT: Final = 443
 
 
 def render_network(spec: TenantPolicySpec, owner: Owner, *, operator: PodSelection, dns: PodSelection) -> list[Manifest]:
@@ -72,8 +71,8 @@ def _internal(spec: TenantPolicySpec, operator: PodSelection, port: int) -> Mani
 
 
 def _dns(dns: PodSelection) -> Manifest:
-    ports = [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
-    return {"to": [_selected(dns)], "ports": ports}
+    """The DNS pods, on whatever port they listen: network plug-ins see the port behind the Service's, and it is rarely 53."""
+    return {"to": [_selected(dns)]}
 
 
 def _rule(direction: str, peers: Sequence[Manifest], port: int) -> Manifest:
