@@ -58,6 +58,7 @@ async def test_a_sound_engine_is_attested_with_its_identity(gateway):
 
 async def test_no_engine_is_503_with_a_time_to_try_again(start, root):
     gateway = await start()
+    assert await reason(gateway) == "no connection to the engine"
     bearer = {"authorization": "Bearer bw-acme-0123456789abcdef"}
     async with gateway.session.post(gateway.public + CHAT, json=ASK, headers=bearer) as response:
         assert (response.status, response.headers["retry-after"]) == (503, "2")
@@ -72,7 +73,7 @@ async def test_an_engine_with_the_wrong_certificate_is_not_even_asked(start, roo
     async with AsyncExitStack() as stack:
         engine = await make_engine(stack, "127.0.0.1", directory)
         gateway = await start()
-        assert "no connection to the engine" in await reason(gateway)
+        assert await reason(gateway) == "the engine's certificate is not of this policy"
         assert not engine.records
 
 

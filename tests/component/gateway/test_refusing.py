@@ -50,6 +50,7 @@ async def test_without_a_valid_key_a_route_answers_before_the_body(gateway, engi
     assert b"www-authenticate: Bearer" in head
     assert json.loads(body)["error"]["code"] == "invalid_api_key"
     assert not engine.tenant_records
+    assert '"event":"request"' not in gateway.log.getvalue()
 
 
 async def test_closed_routes_answer_alike_with_and_without_a_key(gateway, engine):

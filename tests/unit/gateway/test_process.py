@@ -20,6 +20,7 @@ from blockwarden_gateway.metrics import Metrics
 from blockwarden_gateway.mounts import Mounts
 from blockwarden_gateway.routes.call import Tally
 from blockwarden_gateway.settings import read_settings
+from blockwarden_gateway.tls import Certificates
 
 POD = {layout.POD_UID_ENV: "pod", layout.POLICY_UID_ENV: "uid-1"}
 
@@ -115,6 +116,11 @@ def test_a_gateway_with_a_broken_file_does_not_start(root):
     (root / layout.API_KEYS).write_text("{")
     with pytest.raises(StartError, match=r"cannot start: api-keys/digests.json: ApiKeys"):
         mounts_of(root)
+
+
+def test_a_gateway_without_its_certificates_does_not_start(tmp_path):
+    with pytest.raises(StartError, match=r"^cannot start: tls/client: "):
+        Certificates(tmp_path, public=False, log=Log(io.StringIO()))
 
 
 def test_metrics_drop_the_tenants_that_left():

@@ -82,6 +82,8 @@ class Gateway:
         parts.metrics.account(exchange, seconds)
         if exchange.sent_bytes:
             parts.limiter.spend(exchange.tenant, exchange.tokens)
+        if exchange.tenant == UNKNOWN:
+            return  # counted, but not logged: anybody could fill a disk with these
         tally = exchange.tally
         parts.log.write(
             "request",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 from blockwarden_core import layout
@@ -48,6 +49,13 @@ def _load(context: ssl.SSLContext, directory: Path) -> None:
     context.load_cert_chain(directory / layout.TLS_CERT, directory / layout.TLS_KEY)
 
 
+def _required(make: Callable[[Path], ssl.SSLContext], root: Path, name: str) -> ssl.SSLContext:
+    try:
+        return make(root / name)
+    except (OSError, ssl.SSLError):
+        raise StartError(f"cannot start: {name}: the certificate, its key or its CA is missing or unusable") from None
+
+
 class Certificates:
     """Every TLS directory of this gateway, reloaded when its files change."""
 
@@ -59,12 +67,9 @@ class Certificates:
         """
         self._root, self._log = root, log
         self._problems: dict[str, str] = {}
-        try:
-            self.client = client_context(root / layout.CLIENT_TLS)
-            self.internal = server_context(root / layout.INTERNAL_TLS)
-            self.public = server_context(root / layout.PUBLIC_TLS) if public else None
-        except (OSError, ssl.SSLError) as error:
-            raise StartError(f"cannot start: a certificate beneath {root} is missing or unusable ({error})") from None
+        self.client = _required(client_context, root, layout.CLIENT_TLS)
+        self.internal = _required(server_context, root, layout.INTERNAL_TLS)
+        self.public = _required(server_context, root, layout.PUBLIC_TLS) if public else None
         self._seen = {name: self._fingerprint(name) for name in self._directories}
 
     @property

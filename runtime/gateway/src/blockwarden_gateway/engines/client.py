@@ -134,7 +134,7 @@ class AiohttpUpstream:
                 timeout=aiohttp.ClientTimeout(total=seconds, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS),
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Unreachable(f"no connection to the engine ({type(error).__name__})") from None
+            raise Unreachable(_why(error)) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             name = type(error).__name__
             raise Disconnected(f"the engine ended the connection ({name})", reused=marks.reused) from None
@@ -156,6 +156,14 @@ def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         trust_env=False,
         trace_configs=[tracing],
     )
+
+
+def _why(error: aiohttp.ClientError | aiohttp.ConnectionTimeoutError) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "the engine's certificate is not of this policy"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "the TLS handshake with the engine failed"
+    return "no connection to the engine"
 
 
 async def _mark_reused(_session: aiohttp.ClientSession, context: SimpleNamespace, _: object) -> None:
