@@ -7,7 +7,9 @@ import json
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from blockwarden_core import layout
 from blockwarden_gateway.protocol import GuardedProtocol
 from blockwarden_gateway.routes import GENERATION
 
@@ -159,10 +161,16 @@ async def test_limits_answer_429_with_the_time_to_wait(gateway, root):
         assert 0 < int(response.headers["retry-after"]) <= 60
 
 
-async def test_tokens_are_limited_by_what_the_engine_counted(gateway, root):
+async def test_tokens_are_limited_by_what_the_engine_counted(gateway, engine, root):
     root.policy["tenants"][0]["limits"] = {"tokensPerMinute": 3}
     root.write()
     gateway.process.mounts.reload()
+
+    async def refuses(request: web.Request) -> web.Response:
+        return web.json_response({}, status=400, headers={layout.BOOT_HEADER: "boot-1"})
+
+    engine.answers.append(refuses)
+    assert (await gateway.post(CHAT, ASK))[0] == 400
     assert [(await gateway.post(CHAT, ASK))[0] for _ in range(2)] == [200, 429]
 
 

@@ -16,7 +16,7 @@ from blockwarden_core.identity import Sharing
 from .engines.client import Reply, Request, Upstream
 from .engines.fleet import Engine, Fleet
 from .engines.routing import routing_key
-from .errors import Broken, Disconnected, EngineFailed, EngineUnavailable, Unreachable
+from .errors import Broken, Disconnected, EngineFailed, EngineUnavailable, Refusal, Unreachable
 from .exchange import Exchange
 from .inflight import InFlight
 from .metrics import Metrics
@@ -86,7 +86,11 @@ class Dispatcher:
             if error.reused:
                 return Again.STALE_CONNECTION
             raise EngineFailed("the engine ended the connection before it answered: try again") from None
-        return await self._judge(reply, engine)
+        try:
+            return await self._judge(reply, engine)
+        except Refusal:
+            exchange.sent_bytes = 0  # what an engine refused costs the tenant nothing
+            raise
 
     async def _judge(self, reply: Reply, engine: Engine) -> Reply | Again:
         """A reply of status 200 from the process that was attested, or why to try again."""
