@@ -78,9 +78,7 @@ def narrow(granted: Scope, wanted: Scope | None, *, session: str | None) -> Scop
     elif wanted is Scope.SESSION and session is None:
         raise ScopeError("scope Session needs a session id: send the header X-Blockwarden-Session")
     if not granted.may_narrow_to(wanted):
-        raise ScopeError(
-            f"scope {wanted} is wider than the granted scope {granted}: ask for {granted} or a narrower one"
-        )
+        raise ScopeError(f"scope {wanted} is wider than the granted scope {granted}: ask for {granted} or a narrower one")
     return wanted
 
 

@@ -112,9 +112,7 @@ def open_policy(text: str | bytes, keys: EngineKeys, *, policy_uid: str, in_forc
     if policy.policy_uid != policy_uid:
         raise StaleDocument("EnginePolicy: written for another TenantPolicy")
     if in_force is not None and policy.version < in_force.version:
-        raise StaleDocument(
-            f"EnginePolicy: version {policy.version} is older than {in_force.version}, which is in force"
-        )
+        raise StaleDocument(f"EnginePolicy: version {policy.version} is older than {in_force.version}, which is in force")
     if in_force is not None and policy.version == in_force.version and policy != in_force:
         raise StaleDocument(f"EnginePolicy: version {policy.version} is in force with other contents")
     return policy

@@ -107,6 +107,4 @@ def verify_token(text: object, *, engine_keys: Iterable[bytes], policy_uid: str)
 def _tag(engine_key: bytes, policy_uid: str, tenant: str, generation: int, salt: str) -> str:
     if len(engine_key) < MIN_SECRET_BYTES:
         raise ValueError(f"the engine key has {len(engine_key)} bytes: at least {MIN_SECRET_BYTES} are needed")
-    return b64url(
-        hmac.digest(engine_key, frame("tag", "v1", policy_uid, tenant, str(generation), salt), "sha256")[:_TAG_BYTES]
-    )
+    return b64url(hmac.digest(engine_key, frame("tag", "v1", policy_uid, tenant, str(generation), salt), "sha256")[:_TAG_BYTES])
