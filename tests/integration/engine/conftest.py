@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -354,6 +355,23 @@ def engines(tiny_model: Path) -> Iterator[Engines]:
     made = Engines(tiny_model)
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="session")
+def vllm_imported() -> None:
+    """vLLM in this process, without what it and torch deprecate among themselves while they are imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import blockwarden_engine.scheduler
+        import blockwarden_engine.worker  # noqa: F401 - imported for its effect
+
+
+@pytest.fixture
+def engine_files(tmp_path: Path) -> Deployment:
+    """Mounted files without an engine."""
+    made = Deployment(tmp_path / "mounted").write()
+    made.share(*default_shares())
+    return made
 
 
 @pytest.fixture
