@@ -27,6 +27,7 @@ from .rotation import (
     RotationPhase,
     RotationRecord,
     RotationState,
+    is_lost,
     plan_rotation,
     requested_ids,
     served_generations,
@@ -82,21 +83,18 @@ def plan_material(
     engine_keys = read_engine_keys(observed.child("Secret", owner.engine_key))
     stored_policy = read_engine_policy(observed.child("ConfigMap", owner.engine))
     seen = _highest_generations(status, stored_policy)
-    stored = read_rotation(observed.child("Secret", owner.salt_keyring), status, stored_policy)
-    rotation = plan_rotation(
-        RotationInput(
-            requested=requested_ids(observed.policy["metadata"].get("annotations") or {}),
-            payers=payers(spec),
-            stored=stored,
-            generations=seen,
-            gateways=observed.gateways,
-            engines=observed.engines,
-            engine_policy=stored_policy,
-            now=int(observed.now.timestamp()),
-            drain_seconds=drain_seconds,
-        ),
-        entropy,
+    given = RotationInput(
+        requested=requested_ids(observed.policy["metadata"].get("annotations") or {}),
+        payers=payers(spec),
+        stored=read_rotation(observed.child("Secret", owner.salt_keyring), status, stored_policy),
+        generations=seen,
+        gateways=observed.gateways,
+        engines=observed.engines,
+        engine_policy=stored_policy,
+        now=int(observed.now.timestamp()),
+        drain_seconds=drain_seconds,
     )
+    rotation = plan_rotation(given, entropy)
     keys = engine_keys or new_engine_keys(entropy)
     policy, sealed = _plan_engine_policy(observed, spec, owner, rotation, keys)
     generated, renewed = _plan_generated_keys(observed, spec, owner, entropy)
@@ -111,7 +109,7 @@ def plan_material(
         sealed=sealed,
         gateway_policy=_plan_gateway_policy(observed, spec, owner),
         problems=tuple(problems),
-        keyring_lost=stored is None and bool(seen),
+        keyring_lost=is_lost(given),
         engine_keys_lost=engine_keys is None and bool(seen),
         renewed_keys=tuple(renewed) if seen else (),
     )

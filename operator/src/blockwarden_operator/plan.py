@@ -45,11 +45,13 @@ from .status import Notice, plan_notices, plan_status
 
 ROTATING_SECONDS: Final = 1.0
 UNREADY_SECONDS: Final = 3.0
+"""While pods run whose reports may change; anything else that changes comes as an event."""
 REFUSED_SECONDS: Final = 10.0
 """What a refusal is about may be mended elsewhere: a Secret created, an object of the same name removed."""
 STEADY_SECONDS: Final = 60.0
 ACCEPTED_FILE: Final = "spec.json"
 ACCEPTED_GENERATION: Final = "generation"
+_ABOUT_OTHER_OBJECTS: Final = frozenset({AcceptedReason.MODEL_SOURCE_MISSING, AcceptedReason.SECRET_MISSING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +139,20 @@ def plan_spec(observed: Observed, settings: Settings, owner: Owner) -> tuple[InF
 
 
 def read_accepted(observed: Observed, owner: Owner) -> InForce | None:
-    """The last accepted spec; None where there was none, or none that this version of the operator can read."""
+    """The last accepted spec; None where there was none, or none that this version of the operator can read and would accept.
+
+    Whether the objects that it refers to are still there does not matter; whether it keeps isolation does, since the ConfigMap
+    could have been edited while the present spec is refused.
+    """
     data = (observed.child("ConfigMap", owner.accepted) or {}).get("data") or {}
     try:
-        return InForce(TenantPolicySpec.read(data.get(ACCEPTED_FILE, "")), int(data[ACCEPTED_GENERATION]))
+        force = InForce(TenantPolicySpec.read(data.get(ACCEPTED_FILE, "")), int(data[ACCEPTED_GENERATION]))
     except (ValueError, KeyError):
         return None
+    refusal = check_shared_units(force.spec) or check_spec(
+        CheckInput(spec=force.spec, referenced=observed.referenced, reserved_blocks=canary_blocks(force.spec))
+    )
+    return None if refusal is not None and refusal.reason not in _ABOUT_OTHER_OBJECTS else force
 
 
 def render_accepted(owner: Owner, force: InForce) -> Manifest:
@@ -244,6 +254,7 @@ def _requeue_after(observed: Observed, material: Material, conditions: Iterable[
     """When time alone may change the plan."""
     if material.rotation.record.phase is not RotationPhase.IDLE:
         return ROTATING_SECONDS
-    if any(condition.type == ConditionType.READY and condition.status != "True" for condition in conditions):
+    unready = any(condition.type == ConditionType.READY and condition.status != "True" for condition in conditions)
+    if unready and (observed.gateways or observed.engines):
         return UNREADY_SECONDS
     return max(1.0, min(STEADY_SECONDS, (material.pki.due - observed.now) / timedelta(seconds=1)))

@@ -111,7 +111,7 @@ def requested_ids(annotations: Mapping[str, str]) -> dict[str, str]:
 
 def plan_rotation(given: RotationInput, entropy: Entropy) -> RotationState:
     """The state to store next: the stored one, at most one phase further. Equal to the stored one when nothing is to do."""
-    if given.stored is None:
+    if given.stored is None or is_lost(given):
         return _begin_without_keyring(given, entropy)
     state = _follow_tenants(given.stored, given)
     match state.record.phase:
@@ -126,6 +126,15 @@ def plan_rotation(given: RotationInput, entropy: Entropy) -> RotationState:
         case RotationPhase.RETIRING:
             done = not waiting_for_engines(state, given.engine_policy, given.engines)
             return _finish(state, given.now) if done else state
+
+
+def is_lost(given: RotationInput) -> bool:
+    """Whether a policy that has run has no keyring any more, or an old one put back: then a generation would fall, and what
+    engines and external caches hold of it could be asked for again."""
+    if given.stored is None:
+        return bool(given.generations)
+    held = given.stored.keyring.generations
+    return any(held[tenant] < seen for tenant, seen in given.generations.items() if tenant in held)
 
 
 def served_generations(state: RotationState) -> dict[str, tuple[int, int]]:

@@ -14,7 +14,7 @@ import yaml
 
 from blockwarden_core.policy import EnginePolicy, Sealed
 from blockwarden_operator.observed import Observed
-from blockwarden_operator.plan import REFUSED_SECONDS, ROTATING_SECONDS, UNREADY_SECONDS, Plan, plan_policy
+from blockwarden_operator.plan import REFUSED_SECONDS, ROTATING_SECONDS, STEADY_SECONDS, UNREADY_SECONDS, Plan, plan_policy
 from blockwarden_operator.settings import PodSelection, Settings
 
 Entropy = Callable[[int], bytes]
@@ -277,7 +277,8 @@ def test_generated_keys_are_long_and_stay(world: World) -> None:
 
 
 def test_the_next_look_is_soon_while_something_moves(world: World) -> None:
-    assert world.take().requeue_after == UNREADY_SECONDS
+    assert world.take().requeue_after == STEADY_SECONDS
+    assert world.take(engines={"e1": None}).requeue_after == UNREADY_SECONDS
     policy = copy.deepcopy(world.observed.policy)
     policy["metadata"]["annotations"] = {"blockwarden.dev/rotate-salt": "now"}
     plan = world.take(policy=policy)
@@ -299,3 +300,29 @@ def test_a_lost_keyring_is_told_from_a_new_policy(world: World) -> None:
         "rotatedAt": 0,
     }
     assert engine_policy(lost) == engine_policy(world.plan())
+
+
+def test_an_old_keyring_put_back_is_a_lost_one(world: World) -> None:
+    world.take()
+    old = copy.deepcopy(world.observed.children["Secret", "demo-salt-keyring"])
+    policy = copy.deepcopy(world.observed.policy)
+    policy["metadata"]["annotations"] = {"blockwarden.dev/rotate-salt": "now"}
+    for _ in range(5):
+        world.take(policy={**policy, "status": world.observed.policy["status"]})
+    assert world.observed.policy["status"]["rotation"]["phase"] == "Idle"
+    restored = world.take(children={**world.observed.children, ("Secret", "demo-salt-keyring"): old})
+    assert restored.status["rotation"]["forced"] is True
+    assert restored.status["rotation"]["generation"] == 3
+    assert "KeyringLost" in [notice.reason for notice in restored.notices]
+
+
+def test_an_edited_copy_of_the_accepted_spec_cannot_undo_isolation(world: World) -> None:
+    world.take()
+    accepted = copy.deepcopy(world.observed.children["ConfigMap", "demo-accepted"])
+    text = accepted["data"]["spec.json"]
+    accepted["data"]["spec.json"] = text.replace('"extraArgs":[]', '"extraArgs":["--enable-log-requests"]')
+    assert accepted["data"]["spec.json"] != text
+    world.spec(gateway={"tls": {"secretName": "absent"}})
+    plan = world.plan(referenced={"absent": None}, children={**world.observed.children, ("ConfigMap", "demo-accepted"): accepted})
+    assert plan.apply == ()
+    assert plan.delete == ()
