@@ -7,6 +7,8 @@ from types import ModuleType
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
+pytestmark = pytest.mark.timeout(600)
+
 from blockwarden_engine.ledger import Ledger
 
 

@@ -174,3 +174,25 @@ def test_the_watcher_reports_a_change_once(mount: Mount, file: PolicyFile) -> No
         watcher.stop()
         watcher.join(timeout=10)
     assert not watcher.is_alive()
+
+
+def test_a_watch_that_fails_says_so_and_goes_on(mount: Mount, file: PolicyFile) -> None:
+    mount(policy(1, "acme"))
+    file.load()
+    calls = threading.Semaphore(0)
+
+    def fail() -> None:
+        calls.release()
+        raise RuntimeError("secret detail")
+
+    watcher = PolicyWatcher(file, fail, interval=0.01)
+    watcher.start()
+    try:
+        for version in (2, 3):
+            mount(policy(version, "acme"))
+            assert calls.acquire(timeout=10)
+    finally:
+        watcher.stop()
+        watcher.join(timeout=10)
+    assert file.in_force == policy(3, "acme")
+    assert file.error == "EnginePolicy: the watch failed with RuntimeError"

@@ -71,7 +71,8 @@ class TenantDispatch(_Scheduler):
                 drop_sampled(model_runner_output, request_id)
                 self._expel(request)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self._note_foreign()
+        if self.pool.foreign:
+            self._note_foreign()
         return outputs
 
     def _settle(self, order: StepOrder, ack: StepAck | None) -> None:
@@ -86,7 +87,8 @@ class TenantDispatch(_Scheduler):
             self.counters["blocks_scrubbed"] += ack.scrubbed
         elif ack.scrubbed:
             raise MismatchedAck(f"{ack.scrubbed} blocks were zeroed in a step that ordered none")
-        self.counters["blocks_zeroed_in_place"] += len(order.zero)
+        if order.zero:
+            self.counters["blocks_zeroed_in_place"] += len(order.zero)
 
     def _note_foreign(self) -> None:
         """Foreign blocks that the pool left alone when a table was freed or hashed."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from blockwarden_core.errors import TokenError
+from blockwarden_core.policy import EnginePolicy
 from blockwarden_core.salt import verify_token
 
 from .domains import Domain
@@ -32,11 +33,11 @@ class Enrolment:
         self._file, self._policy_uid = file, policy_uid
         self._ledger, self._fairness, self._fit = ledger, fairness, fit
 
-    def enrol(self, request: Any) -> None:
-        """Marks a new request; never raises for one that must not run."""
+    def enrol(self, request: Any, policy: EnginePolicy) -> None:
+        """Marks a new request under the policy that the ledger has applied; never raises for one that must not run."""
         request.trust_domain = request.flow = request.refused = None
         try:
-            domain = self._domain(request.cache_salt)
+            domain = self._domain(request.cache_salt, policy)
             request.trust_domain, request.flow = domain, self._fairness.flow(domain.tenant.name)
             self.bound(request)
         except (TokenError, RequestRefused) as error:
@@ -60,10 +61,7 @@ class Enrolment:
         domain: Domain | None = request.trust_domain
         return domain is None or domain.tenant.is_stale(domain.generation.number)
 
-    def _domain(self, salt: object) -> Domain:
-        policy = self._file.in_force
+    def _domain(self, salt: object, policy: EnginePolicy) -> Domain:
         token = verify_token(salt, engine_keys=self._file.keys.accepted, policy_uid=self._policy_uid)
-        if policy is None:
-            raise RequestRefused("no engine policy is in force")
         policy.admit(token)
         return self._ledger.enter(token.tenant, token.generation, token.salt)

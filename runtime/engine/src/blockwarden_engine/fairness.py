@@ -127,21 +127,23 @@ class Fairness:
         self._active += not flow.running
         flow.running += 1
 
-    def grant(self, flow: Flow, tokens: int, *, prompt: bool, whole: bool = False) -> int:
-        """How many of `tokens` the tenant may have now, charged to it.
-
-        Args:
-            prompt: whether they are of a prompt; of an answer it is all or none.
-            whole: whether a prompt cannot be split.
-        """
+    def grant_prompt(self, flow: Flow, tokens: int, whole: bool) -> int:
+        """How many of `tokens` prompt tokens the tenant may have now, charged to it; all where a prompt is kept `whole`."""
         if flow.step != self.step:
             self._enter(flow)
-        left = (min(flow.prompt_limit, flow.cap) if prompt else flow.cap) - flow.used
-        if tokens > left:
-            if not prompt:
-                return 0
-            if not whole:
-                tokens = max(0, left)
+        left = min(flow.prompt_limit, flow.cap) - flow.used
+        if tokens > left and not whole:
+            tokens = max(0, left)
+        flow.used += tokens
+        flow.served += tokens / flow.weight
+        return tokens
+
+    def grant_answer(self, flow: Flow, tokens: int) -> int:
+        """The same for the tokens of an answer: all or none. Runs once per running request."""
+        if flow.step != self.step:
+            self._enter(flow)
+        if flow.used + tokens > flow.cap:
+            return 0
         flow.used += tokens
         flow.served += tokens / flow.weight
         return tokens

@@ -7,6 +7,7 @@ Knows vLLM's manager by its methods; imports nothing of it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .ledger import Ledger
@@ -26,7 +27,6 @@ class Fit:
         self._ahead = lookahead + speculative + 1
         self._coordinator = manager.coordinator
         self._sizes = [single.block_size for single in self._coordinator.single_type_managers]
-        self._single = self._coordinator.single_type_managers[0] if len(self._sizes) == 1 else None
         self._unit = self._coordinator.scheduler_block_size
 
     @property
@@ -42,15 +42,13 @@ class Fit:
         per_unit = sum(self._unit // size for size in self._sizes)
         return max(0, blocks // per_unit * self._unit - (self._ahead - 1))
 
-    def has_table_room(self, request: Any, tokens: int) -> bool:
-        """Whether `tokens` more tokens of a running request surely fit in the blocks that it has: the common case, decided fast.
+    def only_table(self) -> Mapping[str, Sequence[Any]] | None:
+        """Request id -> blocks where there is one cache group, so that the length of a table tells its room.
 
-        A request whose blocks slide out of a window keeps null blocks in their places, so positions count.
+        A request whose blocks slide out of a window keeps null blocks in their places, so positions count there too.
         """
-        if self._single is None:
-            return False
-        held = len(self._single.req_to_blocks.get(request.request_id, ()))
-        return bool(request.num_computed_tokens + tokens + self._lookahead <= held * self._sizes[0])
+        managers = self._coordinator.single_type_managers
+        return managers[0].req_to_blocks if len(managers) == 1 else None
 
     def running_need(self, request: Any, tokens: int) -> int:
         """Blocks that `tokens` more tokens of a running request take."""

@@ -128,10 +128,9 @@ class Ledger:
         return self._allowance(domain.tenant, len(self._clean) + len(self.dirty) + self.scrubbing) + len(domain.lru)
 
     def _allowance(self, tenant: Tenant, clean: int) -> int:
-        own = tenant.unmet
-        allowed = own + max(0, clean - self._unmet)
-        room = tenant.limit - tenant.owned
-        return max(0, min(clean, allowed, room))
+        spare = clean - self._unmet
+        allowed = tenant.unmet + spare if spare > 0 else tenant.unmet
+        return max(0, min(clean, allowed, tenant.limit - tenant.owned))
 
     # ---- blocks in and out of use ----------------------------------------------------------------------------------------
 
@@ -212,8 +211,8 @@ class Ledger:
     def make_room(self, domain: Domain, count: int) -> list[int]:
         """Evicts what must be evicted so that `count` blocks can be taken once the scrubs are acknowledged; the evicted ids.
 
-        First the tenant's own blocks of other domains, oldest first; then what other tenants borrowed and hold only as cache,
-        down to what this tenant holds beyond its own guarantee. Nothing that a tenant is guaranteed, and nothing in use.
+        First the tenant's own blocks of other domains, oldest first; then what other tenants borrowed and hold only as cache, of
+        whoever borrowed most. Nothing that a tenant is guaranteed, and nothing in use.
         """
         evicted: list[int] = []
         if (short := count - self.prospect(domain)) > 0:
@@ -229,7 +228,7 @@ class Ledger:
             return evicted
         for donor in sorted(self._borrowers - {tenant}, key=lambda other: -other.surplus):
             short = count - self.prospect(domain)
-            spare = min(short, donor.surplus - max(0, tenant.surplus), len(donor.lru))
+            spare = min(short, donor.surplus, len(donor.lru))
             if spare > 0:
                 evicted += self._evict(list(islice(donor.lru, spare)))
         return evicted

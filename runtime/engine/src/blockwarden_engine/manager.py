@@ -41,12 +41,14 @@ class TenantKVCacheManager(KVCacheManager):
             self.block_pool.serving = None
 
     def allocate_slots(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        self.block_pool.serving = request.trust_domain
+        pool = self.block_pool
+        pool.serving = request.trust_domain
         try:
             blocks = super().allocate_slots(request, *args, **kwargs)
         finally:
-            self.block_pool.serving = None
-        self.failed = request if blocks is None and request.status == RequestStatus.RUNNING else None
+            pool.serving, pool.settled = None, False
+        if blocks is None or self.failed is not None:
+            self.failed = request if blocks is None and request.status == RequestStatus.RUNNING else None
         return blocks
 
     def free(self, request: Any) -> None:

@@ -122,8 +122,11 @@ class PolicyWatcher(threading.Thread):
 
     def run(self) -> None:
         while not self._stopped.wait(self._interval):
-            if self._file.poll():
-                self._on_change()
+            try:
+                if self._file.poll():
+                    self._on_change()
+            except Exception as error:  # a dead thread would keep an old policy in force without a word
+                self._file.error = f"EnginePolicy: the watch failed with {type(error).__name__}"
 
     def stop(self) -> None:
         """Ends the thread after at most one interval."""

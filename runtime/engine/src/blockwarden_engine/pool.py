@@ -34,6 +34,7 @@ class TenantBlockPool(BlockPool):
     Attributes:
         ledger: the accounting.
         serving: the trust domain for which blocks are looked up, taken or freed at this moment.
+        settled: the request being served fits in the blocks that it has, so it is given none; decided by the scheduler.
         granted: (domain, id) of every block taken since `take_grants`, in order.
         recycled: ids taken with their own domain's old content since `take_grants`.
         foreign: (request id or None, block id) of blocks found in a table whose request does not own them.
@@ -45,6 +46,7 @@ class TenantBlockPool(BlockPool):
         self.free_block_queue = _NoFreeQueue()
         self.ledger = Ledger(self.num_gpu_blocks)
         self.serving: Domain | None = None
+        self.settled = False
         self.granted: list[tuple[Domain, int]] = []
         self.recycled: list[int] = []
         self.foreign: list[tuple[str | None, int]] = []
@@ -54,6 +56,8 @@ class TenantBlockPool(BlockPool):
 
     def get_num_free_blocks(self) -> int:
         """Blocks that the request being served may take; without one, all that are not in use nor on their way to zero."""
+        if self.settled:
+            return 0
         if self.serving is not None:
             return self.ledger.allocatable(self.serving)
         return self.ledger.clean + self.ledger.cached

@@ -46,6 +46,7 @@ logger = logging.getLogger("vllm.blockwarden")
 
 GUARD_ENV: Final = "BLOCKWARDEN_GUARD"
 """`Full` checks whole tables in every step instead of what is new in them: for tests, at a cost that grows with the sequences."""
+RUNNING: Final = RequestStatus.RUNNING
 NEVER: Final = 1 << 60
 """A step that does not come: a request that waits for it is skipped in the running loop."""
 Request = Any
@@ -90,6 +91,7 @@ class TenantScheduling(TenantShortage, TenantDispatch):
         uid = self._identity.policy_uid
         self.policy_file = PolicyFile(self._identity.root, uid, check=self._check_plan)
         self._applied: EnginePolicy = self.policy_file.load()
+        self._table = self._fit.only_table()
         self._enrolment = Enrolment(self.policy_file, uid, self.ledger, self.fairness, self._fit)
         self._apply_policy(self._applied)
         self._watcher = PolicyWatcher(self.policy_file, on_change=self._on_policy)
@@ -117,9 +119,11 @@ class TenantScheduling(TenantShortage, TenantDispatch):
 
     # ---- the policy ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _policy_is_new(self) -> bool:
-        return self.policy_file.in_force is not self._applied
+    def _take_policy(self) -> None:
+        """The watch thread changes what is in force; what the ledger goes by changes here, between two steps."""
+        policy = self.policy_file.in_force
+        if policy is not None and policy is not self._applied:
+            self._apply_policy(policy)
 
     def _apply_policy(self, policy: EnginePolicy) -> None:
         quotas = plan_quotas(policy, self.ledger.size)
@@ -149,7 +153,8 @@ class TenantScheduling(TenantShortage, TenantDispatch):
             self.counters["duplicate_requests"] += 1
             logger.error("blockwarden: a second request with the id %s was dropped", request.request_id)
             return
-        self._enrolment.enrol(request)
+        self._take_policy()
+        self._enrolment.enrol(request, self._applied)
         if request.refused is not None:
             request.flow = None
             request.resumable = False
@@ -184,13 +189,12 @@ class TenantScheduling(TenantShortage, TenantDispatch):
 
     def has_requests(self) -> bool:
         """Also true while something is to be scrubbed, or a new policy to be applied."""
-        return super().has_requests() or bool(self.ledger.dirty) or self._policy_is_new
+        return super().has_requests() or bool(self.ledger.dirty) or self.policy_file.in_force is not self._applied
 
     # ---- one step --------------------------------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        if self._policy_is_new and (policy := self.policy_file.in_force) is not None:
-            self._apply_policy(policy)
+        self._take_policy()
         self._begin_step()
         output = super().schedule(throttle_prefills)
         self._attach_order(output)
@@ -209,7 +213,7 @@ class TenantScheduling(TenantShortage, TenantDispatch):
     def _divide_step(self) -> None:
         demand: Counter[Any] = Counter()
         for request in self._inflight_prefills:
-            if request.status == RequestStatus.RUNNING and request.refused is None:
+            if request.status is RUNNING and request.refused is None:
                 demand[request.flow] += request.num_tokens - request.num_computed_tokens
         heads = list(self.waiting.heads())
         if len(demand.keys() | {flow for flow, _, _ in heads}) < 2:
@@ -248,13 +252,32 @@ class TenantScheduling(TenantShortage, TenantDispatch):
             self.pool.make_room(follower.trust_domain, count)
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
-        """vLLM asks this for each request right before it takes blocks; 0 makes it go on to the next running request."""
-        running = request.status == RequestStatus.RUNNING
-        prompt = not running or request.is_prefill_chunk
-        tokens = self.fairness.grant(request.flow, num_new_tokens, prompt=prompt, whole=self._whole_prompts)
-        tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, tokens)
-        if tokens and running and not self._fit.has_table_room(request, tokens) and not self._make_room(request, tokens):
-            self.fairness.give_back(request.flow, tokens)
+        """vLLM asks this for each request right before it takes blocks; 0 makes it go on to the next running request.
+
+        Written out flat: it is most of what tenants cost in a step.
+        """
+        flow, fairness, tokens = request.flow, self.fairness, num_new_tokens
+        if request.status is not RUNNING or request.is_prefill_chunk:
+            tokens = fairness.grant_prompt(flow, tokens, self._whole_prompts)
+        elif flow.step == fairness.step and flow.used + tokens <= flow.cap:
+            flow.used += tokens
+            flow.served += tokens / flow.weight
+        else:
+            tokens = fairness.grant_answer(flow, tokens)
+        if self.num_prefill_lookahead > 1:
+            tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, tokens)
+        if request.status is not RUNNING:
+            return tokens
+        if self._table is None:
+            need = self._fit.running_need(request, tokens) if tokens else 0
+        else:
+            end = num_computed_tokens + tokens + self.num_lookahead_tokens
+            need = -(-end // self.block_size) - len(self._table[request.request_id])
+            if need <= 0:
+                self.pool.settled = tokens > 0
+                return tokens
+        if tokens and not self._make_room(request, need):
+            fairness.give_back(flow, tokens)
             return 0
         return tokens
 

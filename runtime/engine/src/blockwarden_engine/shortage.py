@@ -27,9 +27,9 @@ class TenantShortage(_Scheduler):
     _stalled: list[Request]
     _freeing: bool
 
-    def _make_room(self, request: Request, tokens: int) -> bool:
-        """Whether a running request has blocks for `tokens` more tokens; may preempt later requests of its tenant for them."""
-        need, domain = self._fit.running_need(request, tokens), request.trust_domain
+    def _make_room(self, request: Request, need: int) -> bool:
+        """Whether a running request can have `need` more blocks; may preempt later requests of its tenant for them."""
+        domain = request.trust_domain
         while need > self.ledger.allocatable(domain):
             self.pool.make_room(domain, need)
             if need <= self.ledger.prospect(domain):

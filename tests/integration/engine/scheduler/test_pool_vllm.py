@@ -12,7 +12,7 @@ from blockwarden_engine.domains import Domain
 from blockwarden_engine.ledger import Ledger
 from blockwarden_engine.quotas import Quota
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 class PoolSubject:

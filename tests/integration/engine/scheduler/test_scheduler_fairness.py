@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 def flood(rig: Any, tenant: str, count: int, prompt: int = 300, tokens: int = 8) -> None:

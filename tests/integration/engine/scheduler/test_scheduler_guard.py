@@ -8,7 +8,7 @@ import pytest
 
 from blockwarden_engine.ledger import CLEAN
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from blockwarden_core import layout
 from blockwarden_core.errors import DocumentError
 from blockwarden_engine.errors import PolicyTooLarge
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 def test_a_tenant_that_leaves_the_policy_is_ended_and_scrubbed(make_rig: Any, share: Any) -> None:
@@ -44,6 +44,15 @@ def test_an_idle_engine_applies_a_policy_and_scrubs(make_rig: Any, share: Any) -
     rig.run()
     assert rig.scheduler.report().pool.owned == 0
     assert rig.scheduler.report().policy_version == 2
+
+
+def test_a_request_of_a_tenant_that_came_with_the_newest_policy_runs(make_rig: Any, share: Any) -> None:
+    """The policy is in force before any step has applied it: the request that arrives in between finds its tenant."""
+    rig = make_rig(share("a", 20), blocks=64)
+    rig.share(share("a", 20), share("new", 20))
+    name = rig.add(rig.mounts.token("new"), 60)
+    rig.run()
+    assert rig.finished[name] == "length"
 
 
 def test_a_lower_limit_takes_cache_at_once_and_running_requests_as_they_end(make_rig: Any, share: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from blockwarden_engine.errors import MismatchedAck, MissingAck
 from blockwarden_engine.protocol import ATTRIBUTE
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 def test_a_trust_domain_hits_its_own_blocks_and_no_other(make_rig: Any, share: Any) -> None:
@@ -95,6 +95,16 @@ def test_borrowed_blocks_come_back_when_they_are_needed(make_rig: Any, share: An
     rig.run()
     assert rig.finished["borrower"] == "length"
     assert rig.tenant("c").owned_blocks >= 12
+
+
+def test_two_borrowers_that_starve_each_other_both_finish(make_rig: Any, share: Any) -> None:
+    """Each holds half of what nobody is guaranteed and needs more: the later one gives its part back, and comes again."""
+    rig = make_rig(share("a", 0, 60), share("b", 0, 60), blocks=42)
+    names = [rig.add(rig.mounts.token(tenant), 250, tokens=200) for tenant in "ab"]
+    rig.run()
+    assert [len(rig.outputs[name]) for name in names] == [200, 200]
+    assert rig.scheduler.counters["preempted_by_own_tenant"] >= 1
+    assert rig.scheduler.counters["preemption_vetoes"] == 0
 
 
 @pytest.mark.parametrize(
