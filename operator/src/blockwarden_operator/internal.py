@@ -114,9 +114,11 @@ async def _fetch(host: str, port: int, *, ca: bytes | None, server_name: str) ->
         ):
             if answer.status != 200:
                 raise ReportError(f"the pod answered {answer.status}")
-            body = await answer.content.read(REPORT_LIMIT)
-            while not answer.content.at_eof() and len(body) < REPORT_LIMIT:
-                body += await answer.content.read(REPORT_LIMIT - len(body))
+            body = b""
+            async for chunk in answer.content.iter_any():
+                body += chunk
+                if len(body) > REPORT_LIMIT:
+                    raise ReportError(f"the pod's report is longer than {REPORT_LIMIT} bytes")
             return body
     except (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError) as error:
         raise ReportError(f"no answer: {type(error).__name__}") from None
