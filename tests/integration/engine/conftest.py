@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,10 @@ ROOT = HERE.parent.parent.parent
 LOCK = Path(tempfile.gettempdir()) / "bw-engine.lock"
 START_SECONDS = 400.0
 SERVER_NAME = "engine.test.svc"
-BLOCKS = 129
-BLOCK_SIZE = 32
+ARGUMENTS = (
+    "--served-model-name=tiny", "--dtype=float32", "--max-model-len=1024", "--block-size=32", "--num-gpu-blocks-override=129",
+    "--enforce-eager", "--max-num-seqs=16", "--max-num-batched-tokens=1024",
+)  # fmt: skip
 
 
 IDLE_SCRUBBER = "from blockwarden_engine.scrubber import BlockScrubber; BlockScrubber._zero = lambda self, ids: None"
@@ -163,14 +165,16 @@ class Answer:
 class Engine:
     """A running engine process."""
 
-    def __init__(self, deployment: Deployment, model: Path, scratch: Path, *, asynchronous: bool, twin: str, verify: str) -> None:
+    def __init__(
+        self, deployment: Deployment, model: Path, scratch: Path, *, asynchronous: bool, twin: str, arguments: Sequence[str]
+    ) -> None:
         self.deployment = deployment
         self.api_port, self.internal_port = _free_port(), _free_port()
         self._control_path = str(scratch / "control.sock")
         self.log = scratch / "engine.log"
         served = scratch / "model"  # the launcher takes no path with a hidden directory in it, and caches are in one
         served.symlink_to(model)
-        self._environment = os.environ | {
+        self.environment = os.environ | {
             layout.ROOT_ENV: str(deployment.root), layout.POLICY_UID_ENV: deployment.policy_uid,
             layout.POD_UID_ENV: "pod-under-test", "HARNESS_CONTROL": self._control_path,
             "HARNESS_ASYNC": "1" if asynchronous else "0", "HARNESS_TWIN": twin, "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -178,10 +182,8 @@ class Engine:
             "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
         self._command = [
-            sys.executable, str(HERE / "engine_main.py"), f"--model={served}", "--served-model-name=tiny", "--dtype=float32",
-            "--max-model-len=1024", f"--block-size={BLOCK_SIZE}", f"--num-gpu-blocks-override={BLOCKS}", "--enforce-eager",
-            "--max-num-seqs=16", "--max-num-batched-tokens=1024", "--bind-host=127.0.0.1", f"--api-port={self.api_port}",
-            f"--internal-port={self.internal_port}", f"--kv-scrub-verify={verify}",
+            sys.executable, str(HERE / "engine_main.py"), f"--model={served}", *arguments, "--bind-host=127.0.0.1",
+            f"--api-port={self.api_port}", f"--internal-port={self.internal_port}",
         ]  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -189,7 +191,7 @@ class Engine:
         """Starts it and waits until it is ready."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command, env=self._environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self._command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
@@ -206,13 +208,10 @@ class Engine:
         if self.process is None:
             return
         self.process.terminate()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.wait_ended(20)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # the session that this engine leads, nothing else
+        self.process.wait()
         Path(self._control_path).unlink(missing_ok=True)
 
     def wait_ended(self, seconds: float) -> int | None:
@@ -324,15 +323,15 @@ class Engines:
         self._kind = ""
         self._engine: Engine | None = None
 
-    def get(self, kind: str, *, asynchronous: bool = True, twin: str = "", verify: str = "Sampled") -> Engine:
+    def get(self, kind: str, *, verify: str = "Sampled", **made: Any) -> Engine:
         """A running engine of this kind."""
         if self._engine is None or self._kind != kind:
             self.stop()
-            engine = self.make(asynchronous=asynchronous, twin=twin, verify=verify)
+            engine = self.make(arguments=(*ARGUMENTS, f"--kv-scrub-verify={verify}"), **made)
             self._kind, self._engine = kind, engine.start()
         return self._engine
 
-    def make(self, *, asynchronous: bool = True, twin: str = "", verify: str = "Sampled") -> Engine:
+    def make(self, *, asynchronous: bool = True, twin: str = "", arguments: Sequence[str] = ARGUMENTS) -> Engine:
         """An engine that is not started yet, and stopped with the next one."""
         self.stop()
         lock = self._stack.enter_context(LOCK.open("a"))
@@ -340,7 +339,7 @@ class Engines:
         scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         deployment = Deployment(scratch / "mounted").write()
         deployment.share(*default_shares())
-        engine = Engine(deployment, self._model, scratch, asynchronous=asynchronous, twin=twin, verify=verify)
+        engine = Engine(deployment, self._model, scratch, asynchronous=asynchronous, twin=twin, arguments=arguments)
         self._stack.callback(engine.stop)
         return engine
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 EPSILON = 1e-3
+LONG = 700
 NEIGHBOUR = "The quick brown fox jumps over the lazy dog while birds watch from a tree. " * 3
 VICTIM = "A block of memory that changes its owner is zero before anybody reads it. " * 3
 CORRUPT = """
@@ -51,8 +52,8 @@ def once(*args, **kwargs):
     return output
 scheduler.schedule = once
 """
+BUSY = "result = any(request.trust_domain.tenant.name == 'b' for request in scheduler.running)"
 ARMED = "result = 'schedule' in vars(scheduler) or '_update_after_schedule' in vars(scheduler)"
-HOLDERS = "result = sum(1 for d in scheduler.ledger.domains if d is not None and d.requests)"
 
 
 def generate(engine: Any, tenant: str, prompt: str, length: int) -> Any:
@@ -76,11 +77,12 @@ def same_greedy(reference: Any, other: Any) -> None:
 @pytest.mark.parametrize("kind", ["engine", "sync_engine"])
 def test_only_the_request_with_the_corrupted_table_ends(kind: str, side: str, when: str, request: pytest.FixtureRequest) -> None:
     engine = request.getfixturevalue(kind)
-    reference = generate(engine, "b", NEIGHBOUR, 120).json()["choices"][0]
+    reference = generate(engine, "b", NEIGHBOUR, LONG).json()["choices"][0]
     before = engine.report().counters.get("guard_violations", 0)
     with ThreadPoolExecutor(2) as pool:
-        neighbour = pool.submit(generate, engine, "b", NEIGHBOUR, 120)
-        engine.wait_for(lambda report: any(t.name == "b" and t.running for t in report.tenants))
+        neighbour = pool.submit(generate, engine, "b", NEIGHBOUR, LONG)
+        while not engine.core(BUSY):
+            assert not neighbour.done(), "the neighbour ended before anything was corrupted: make LONG longer"
         engine.core(f"WHEN = {when!r}\n{CORRUPT}{SCHEDULER_SIDE if side == 'scheduler' else WORKER_SIDE}")
         victim = pool.submit(generate, engine, "a", VICTIM, 120)
         assert victim.result().status >= 500
