@@ -80,7 +80,7 @@ def test_another_version_of_vllm_is_refused(check: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["differs", "has no recorded fingerprint"])
 def test_a_changed_or_unknown_hook_is_refused(check: Any, tmp_path: Path, change: str) -> None:
     record = json.loads(RECORD.read_text())
-    target = "v1.core.block_pool:BlockPool"
+    target = "v1.core.block_pool"
     if change == "differs":
         record["fingerprints"][target] = "0" * 16
     else:

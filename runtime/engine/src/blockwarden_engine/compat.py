@@ -30,17 +30,19 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({
         "v1.core.sched.async_scheduler:AsyncScheduler",
         "v1.core.sched.output:SchedulerOutput",
         "v1.core.sched.output:CachedRequestData",
+        "v1.core.sched.request_queue",
+        "v1.request",
         "config.scheduler:SchedulerConfig.get_scheduler_cls",
     ),
     "pool": (
-        "v1.core.block_pool:BlockPool",
+        "v1.core.block_pool",
         "v1.core.kv_cache_utils:FreeKVCacheBlockQueue",
         "v1.core.kv_cache_utils:KVCacheBlock",
     ),
     "manager": (
-        "v1.core.kv_cache_manager:KVCacheManager",
-        "v1.core.kv_cache_coordinator:KVCacheCoordinator",
-        "v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager",
+        "v1.core.kv_cache_manager",
+        "v1.core.kv_cache_coordinator",
+        "v1.core.single_type_kv_cache_manager",
     ),
     "worker": (
         "v1.worker.gpu_worker:Worker.execute_model",
@@ -63,7 +65,6 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({
         "v1.engine.core:EngineCore.__init__",
         "v1.engine.core:EngineCore.preprocess_add_request",
         "v1.engine.core:EngineCoreProc.process_input_sockets",
-        "v1.request:Request.from_engine_core_request",
     ),
     "middleware": (
         "entrypoints.serve.middleware.register:init_entrypoints_middleware",
@@ -73,7 +74,8 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({
         "entrypoints.launchers.launcher:serve_http",
     ),
 })  # fmt: skip
-"""What each hook of `blockwarden_core.hooks.REQUIRED_HOOKS` stands on: `module:qualified name` within the package vllm."""
+"""What each hook of `blockwarden_core.hooks.REQUIRED_HOOKS` stands on: `module` or `module:qualified name` within
+the package vllm."""
 
 
 def observe_version() -> str:
@@ -199,6 +201,8 @@ def _fingerprint(root: Path, target: str) -> str:
     if not path.exists():
         return ""
     source = path.read_text(encoding="utf-8")
+    if not qualname:
+        return _digest(source)
     node: ast.AST | None = _parse(path)
     for name in qualname.split("."):
         node = next((child for child in getattr(node, "body", ()) if getattr(child, "name", None) == name), None)
