@@ -91,8 +91,8 @@ def check_network(engines: Sequence[Pod], probes: Mapping[str, PortProbe] | None
     return Verdict(kind, "True", NetworkReason.ENFORCED, "engine ports are closed to a probe that may not reach them")
 
 
-def check_workload(kind: ConditionType, live: Manifest | None, *, replicas: int, drifted: bool) -> Verdict:
-    """Whether as many pods as asked for run this spec, from the Deployment's own status."""
+def check_workload(kind: ConditionType, live: Manifest | None, pods: Iterable[Pod], *, replicas: int, drifted: bool) -> Verdict:
+    """Whether as many pods as asked for run this spec, from the Deployment's own status; its pods say what is wrong."""
     if replicas == 0:
         return Verdict(kind, "False", WorkloadReason.SCALED_TO_ZERO, "replicas is 0: nothing is served")
     if live is None or drifted:
@@ -107,6 +107,8 @@ def check_workload(kind: ConditionType, live: Manifest | None, *, replicas: int,
     if ready >= replicas and int(status.get("replicas") or 0) == replicas:
         return Verdict(kind, "True", WorkloadReason.AVAILABLE, f"{replicas} of {replicas} pods are ready")
     message = f"{ready} of {replicas} pods are ready"
+    if troubled := next((pod for pod in sorted(pods, key=lambda pod: pod.name) if pod.trouble), None):
+        message += f"; pod {troubled.name}: {troubled.trouble}: see its events and its log"
     if failures:
         why = ", ".join(sorted(str(entry.get("reason")) for entry in failures.values()))
         return Verdict(kind, "False", WorkloadReason.FAILED, f"{message} ({why}): see the events of Deployment {_name(live)}")

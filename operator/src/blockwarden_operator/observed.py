@@ -25,6 +25,8 @@ class Pod:
     ready: bool
     finished: bool
     leaves_at: datetime | None
+    trouble: str = ""
+    """Why the pod does not run, in Kubernetes' word; empty while nothing is wrong."""
 
     def is_live(self, now: datetime) -> bool:
         """Whether the pod may still run code of ours: it has an address, has not ended, and its grace period is not over."""
@@ -44,7 +46,22 @@ def read_pod(manifest: Manifest) -> Pod:
         ready=conditions.get("Ready") == "True" and leaving is None,
         finished=status.get("phase") in ("Succeeded", "Failed"),
         leaves_at=parse_time(leaving) if leaving else None,
+        trouble=_trouble(status),
     )
+
+
+def _trouble(status: Manifest) -> str:
+    for entry in status.get("conditions") or []:
+        if (entry["type"], entry["status"]) == ("PodScheduled", "False"):
+            return str(entry.get("reason") or "Unschedulable")
+    for container in status.get("containerStatuses") or []:
+        waiting = ((container.get("state") or {}).get("waiting") or {}).get("reason", "")
+        if container.get("restartCount") and not container.get("ready"):
+            # The same word while it waits for its next try and while it is at it, or the status would flap.
+            return "CrashLoopBackOff"
+        if waiting not in ("", "ContainerCreating", "PodInitializing"):
+            return str(waiting)
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

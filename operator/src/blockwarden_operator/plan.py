@@ -210,7 +210,7 @@ def _verdicts(
         check_accepted(refusal),
         check_secrets(material.problems, material.rotation.record),
         engine,
-        workload(ConditionType.GATEWAY_READY, owner.gateway, spec.gateway.replicas),
+        workload(ConditionType.GATEWAY_READY, Component.GATEWAY, spec.gateway.replicas),
         check_network(engines, observed.probes),
         check_isolation(
             Enforcement(

@@ -22,7 +22,7 @@ from blockwarden_operator.conditions import (
     check_workload,
     plan_conditions,
 )
-from blockwarden_operator.observed import Pod, PortProbe
+from blockwarden_operator.observed import Pod, PortProbe, read_pod
 from blockwarden_operator.rotation import RotationPhase, RotationRecord
 
 ENGINE = Pod("engine-1", "e1", "10.0.0.1", "engine", True, False, None)
@@ -91,11 +91,28 @@ def deployment(**status: Any) -> dict[str, Any]:
     ],
 )
 def test_workloads(live: Any, drifted: bool, expected: tuple[str, str]) -> None:
-    assert summary(check_workload(ConditionType.ENGINE_READY, live, replicas=2, drifted=drifted)) == expected
+    assert summary(check_workload(ConditionType.ENGINE_READY, live, [], replicas=2, drifted=drifted)) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "trouble"),
+    [
+        ({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}, "Unschedulable"),
+        ({"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}, "ImagePullBackOff"),
+        ({"containerStatuses": [{"restartCount": 3, "ready": False, "state": {"running": {}}}]}, "CrashLoopBackOff"),
+        ({"containerStatuses": [{"restartCount": 3, "ready": True, "state": {"running": {}}}]}, ""),
+        ({"containerStatuses": [{"restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}]}, ""),
+    ],
+)
+def test_a_pod_in_trouble_is_named(status: dict[str, Any], trouble: str) -> None:
+    pod = read_pod({"metadata": {"name": "engine-1", "uid": "e1"}, "status": status})
+    assert pod.trouble == trouble
+    verdict = check_workload(ConditionType.ENGINE_READY, deployment(availableReplicas=1), [pod], replicas=2, drifted=False)
+    assert ("pod engine-1: " + trouble in verdict.message) == bool(trouble)
 
 
 def test_no_replicas_serve_nothing() -> None:
-    assert summary(check_workload(ConditionType.ENGINE_READY, deployment(), replicas=0, drifted=False)) == (
+    assert summary(check_workload(ConditionType.ENGINE_READY, deployment(), [], replicas=0, drifted=False)) == (
         "False",
         "ScaledToZero",
     )
