@@ -200,16 +200,18 @@ def _verdicts(
     engines, gateways = _ready(observed, Component.ENGINE), _ready(observed, Component.GATEWAY)
     desired = {manifest["metadata"]["name"]: manifest for manifest in apply if manifest["kind"] == "Deployment"}
 
-    def workload(kind: ConditionType, name: str, replicas: int) -> Verdict:
+    def workload(kind: ConditionType, component: Component, replicas: int) -> Verdict:
+        name = owner.engine if component is Component.ENGINE else owner.gateway
         live = observed.child("Deployment", name)
         drifted = live is not None and name in desired and has_drifted(desired[name], live)
-        return check_workload(kind, live, replicas=replicas, drifted=drifted)
+        pods = [pod for pod in observed.pods if pod.component == component and pod.leaves_at is None]
+        return check_workload(kind, live, pods, replicas=replicas, drifted=drifted)
 
-    engine = _weights_verdict(observed, spec, owner) or workload(ConditionType.ENGINE_READY, owner.engine, spec.engine.replicas)
+    engine = _weights_verdict(observed, spec, owner)
     verdicts = [
         check_accepted(refusal),
         check_secrets(material.problems, material.rotation.record),
-        engine,
+        engine or workload(ConditionType.ENGINE_READY, Component.ENGINE, spec.engine.replicas),
         workload(ConditionType.GATEWAY_READY, Component.GATEWAY, spec.gateway.replicas),
         check_network(engines, observed.probes),
         check_isolation(
