@@ -152,6 +152,8 @@ def _has_turned(last: Condition | None, condition: Condition) -> bool:
     """Whether a condition says something new. A new policy that is not yet ready is no news."""
     if last is None:
         return condition.status == "True" or condition.type == ConditionType.ACCEPTED
+    if condition.type == ConditionType.READY:
+        return last.status != condition.status  # why it is not ready is the news of the condition that it repeats
     return (last.status, last.reason) != (condition.status, condition.reason)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import itertools
 import json
 from typing import Any
 
@@ -89,6 +91,58 @@ async def test_a_rotation_walks_through_its_phases_each_by_a_fresh_operator(clus
     await served.reconcile(3)
     assert served.reconciler.writes == []
     assert {"RotationStarted", "RotationFinished"} <= {event["reason"] for event in await cluster.events()}
+
+
+class Killed(Exception):
+    """The operator's process is gone."""
+
+
+class DyingKube:
+    """The client of an operator that is killed before its write number `lives`."""
+
+    def __init__(self, kube: Any, lives: int) -> None:
+        self._kube, self._lives = kube, lives
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._kube, name)
+        if name not in ("apply", "apply_status", "create_event", "delete", "set_managed_fields"):
+            return method
+
+        async def write(*arguments: Any, **options: Any) -> Any:
+            if self._lives == 0:
+                raise Killed
+            self._lives -= 1
+            return await method(*arguments, **options)
+
+        return write
+
+
+@pytest.mark.parametrize("lives", [0, 1, 2, 3])
+async def test_an_operator_killed_between_any_two_writes_loses_and_repeats_nothing(
+    cluster: Any, fleet: Any, served: Any, lives: int
+) -> None:
+    annotate(cluster, "blockwarden.dev/rotate-salt=r1")
+    phases = []
+    for turn in range(40):
+        served.restart()
+        if turn % 2 == 0:
+            served.reconciler.kube = DyingKube(cluster.kube, lives)
+            with contextlib.suppress(Killed):
+                await served.reconcile()
+        else:
+            await served.reconcile()
+        await fleet.refresh()
+        stored = await cluster.kube.get("Secret", cluster.namespace, "demo-salt-keyring")
+        phases.append(json.loads(stored["metadata"]["annotations"]["blockwarden.dev/rotation"])["phase"])
+        generations = (await keyring(cluster))["generations"]
+        assert all(floor <= generations[name] for name, (_, floor) in (await shares(cluster)).items())
+        if turn > 2 and phases[-1] == "Idle" and (await rotation(cluster))["phase"] == "Idle":
+            break
+    walked = [phase for phase, _ in itertools.groupby(phases)]
+    assert walked[walked[0] == "Idle" :] == ["Distributing", "Draining", "Retiring", "Idle"]
+    assert (await keyring(cluster))["generations"] == {"acme": 2, "globex": 2, "canary": 2}
+    assert len((await keyring(cluster))["secrets"]) == 1
+    assert await shares(cluster) == {"acme": (2, 2), "globex": (2, 2), "canary": (2, 2)}
 
 
 async def test_one_tenant_rotates_alone(cluster: Any, fleet: Any, served: Any) -> None:
