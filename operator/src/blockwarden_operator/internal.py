@@ -75,10 +75,13 @@ class Inspector:
             return None
         now = self.clock()
         self._probed = {uid: entry for uid, entry in self._probed.items() if now - entry[0] < PROBE_PERIOD}
-        for pod in engines:
-            if pod.uid not in self._probed:
-                self._probed[pod.uid] = (now, await self._probe_ports(pod))
-        return {pod.uid: self._probed[pod.uid][1] for pod in engines}
+        known = {pod.uid: self._probed[pod.uid] for pod in engines if pod.uid in self._probed}
+        due = [pod for pod in engines if pod.uid not in known]
+        # All at once: where packets are dropped each probe waits its full time, and there may be many engines.
+        answers = await asyncio.gather(*(self._probe_ports(pod) for pod in due))
+        fresh = {pod.uid: (now, answer) for pod, answer in zip(due, answers, strict=True)}
+        self._probed |= fresh
+        return {uid: answer for uid, (_, answer) in (known | fresh).items()}
 
     async def _probe_ports(self, pod: Pod) -> PortProbe:
         ports = (ENGINE_API_PORT, ENGINE_KV_EVENTS_PORT, ENGINE_INTERNAL_PORT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from blockwarden_core.report import GatewayReport
-from blockwarden_operator.internal import REPORT_LIMIT, Inspector
+from blockwarden_operator.internal import PROBE_SECONDS, REPORT_LIMIT, Inspector
 from blockwarden_operator.observed import Pod, PortProbe
 from blockwarden_operator.pki import Pki, plan_pki
 from blockwarden_operator.render.names import Component, Owner
@@ -120,3 +121,23 @@ async def test_open_and_closed_ports_are_told_apart_and_not_asked_for_again_at_o
 
 async def test_outside_the_pod_network_nothing_is_said_about_ports() -> None:
     assert await Inspector(False, lambda: 0.0).observe_ports((POD,)) is None
+
+
+async def test_many_silent_pods_are_probed_side_by_side() -> None:
+    """A listener that is full answers nothing, as where packets are dropped: each probe then waits its full time."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = [socket.socket() for _ in range(4)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        pods = tuple(Pod(f"engine-{n}", f"e{n}", "10.0.0.1", "engine", True, False, None) for n in range(10))
+        inspector = Inspector(True, lambda: 0.0, lambda *_: ("127.0.0.1", full.getsockname()[1]))
+        began = time.monotonic()
+        found = await inspector.observe_ports(pods)
+        took = time.monotonic() - began
+        for each in waiting:
+            each.close()
+    assert found == {pod.uid: PortProbe(api_open=False, events_open=False, control_open=False) for pod in pods}
+    assert took < 3 * PROBE_SECONDS
