@@ -5,11 +5,10 @@ from __future__ import annotations
 from types import ModuleType
 
 import pytest
+from blockwarden_engine.ledger import Ledger
 from hypothesis.stateful import run_state_machine_as_test
 
 pytestmark = pytest.mark.timeout(600)
-
-from blockwarden_engine.ledger import Ledger
 
 
 def test_the_ledger_keeps_its_invariants(rules: ModuleType) -> None:

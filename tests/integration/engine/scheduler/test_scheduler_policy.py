@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from blockwarden_core import layout
 from blockwarden_core.errors import DocumentError
+from blockwarden_engine.aggregate import AckAggregator
 from blockwarden_engine.errors import PolicyTooLarge
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -159,3 +162,25 @@ def test_a_report_holds_no_salt_and_no_token(make_rig: Any, share: Any) -> None:
     assert '"running":1' in text
     assert token not in text
     assert token.split(".")[3] not in text
+
+
+def test_a_new_policy_wakes_the_engine_that_it_was_attached_to(make_rig: Any, share: Any) -> None:
+    rig = make_rig(share("a", 20), blocks=64)
+    inbox: queue.Queue[Any] = queue.Queue()
+    rig.scheduler.attach_engine(SimpleNamespace(input_queue=inbox))
+    rig.mounts.share(share("a", 10))
+    kind, content = inbox.get(timeout=30)
+    assert kind.name == "WAKEUP"
+    assert content is None
+
+
+def test_every_rank_is_asked_when_there_are_several(make_rig: Any, share: Any) -> None:
+    rig = make_rig(share("a", 20), blocks=64)
+    connector = object()
+    executor = SimpleNamespace(kv_output_aggregator=connector)
+    rig.scheduler.attach_engine(SimpleNamespace(model_executor=executor))
+    assert executor.kv_output_aggregator is connector, "one rank needs no aggregator"
+    rig.scheduler._ranks = 2
+    rig.scheduler.attach_engine(SimpleNamespace(model_executor=executor))
+    assert isinstance(executor.kv_output_aggregator, AckAggregator)
+    assert executor.kv_output_aggregator._inner is connector
