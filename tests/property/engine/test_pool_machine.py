@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 
 import pytest
-from blockwarden_engine.ledger import Ledger
 from hypothesis.stateful import run_state_machine_as_test
+
+from blockwarden_engine.ledger import Ledger
 
 pytestmark = pytest.mark.timeout(600)
 
