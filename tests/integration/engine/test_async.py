@@ -61,3 +61,8 @@ def _generate(engine: Any, at: int) -> list[int]:
     answer = engine.complete(token, PROMPTS[at], max_tokens=LENGTH, return_token_ids=True)
     assert answer.status == 200, answer.body
     return list(answer.json()["choices"][0]["token_ids"])
+
+
+def test_the_scheduler_knows_its_engine(engine: Any) -> None:
+    """Else a new policy would wait for the next request, and with several ranks nobody would ask the others to acknowledge."""
+    assert "attach_engine" in engine.core("result = scheduler._wake.__qualname__")

@@ -20,10 +20,9 @@ from blockwarden_engine.plugin import check_core
 TAMPERED = "import blockwarden_engine.compat as c; from pathlib import Path; c.RECORD = Path({record!r}); "
 MAIN = "import sys; from blockwarden_engine.__main__ import main; main(['check', '--', *sys.argv[1:]])"
 STOCK_SCHEDULER = """
-import blockwarden_engine.launch as launch
-launch.MANDATORY_ARGS = tuple(
-    "--scheduler-cls=vllm.v1.core.sched.scheduler.Scheduler" if arg.startswith("--scheduler-cls") else arg
-    for arg in launch.MANDATORY_ARGS)
+from vllm.config.scheduler import SchedulerConfig
+from vllm.v1.core.sched.scheduler import Scheduler
+SchedulerConfig.get_scheduler_cls = lambda self: Scheduler
 """
 
 

@@ -64,6 +64,8 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({
     "preprocess": (
         "v1.engine.core:EngineCore.__init__",
         "v1.engine.core:EngineCore.preprocess_add_request",
+        "v1.engine.core:EngineCoreProc.__init__",
+        "v1.engine.core:EngineCoreProc._make_ready_response",
         "v1.engine.core:EngineCoreProc.process_input_sockets",
     ),
     "middleware": (
@@ -147,10 +149,12 @@ def worker_api() -> SimpleNamespace:
 def hook_api() -> SimpleNamespace:
     """The classes whose methods `plugin` replaces, and the error that they answer a refused request with."""
     from vllm.exceptions import GracefulHTTPError
-    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.core import EngineCore, EngineCoreProc
     from vllm.v1.engine.input_processor import InputProcessor
 
-    return SimpleNamespace(EngineCore=EngineCore, GracefulHTTPError=GracefulHTTPError, InputProcessor=InputProcessor)
+    return SimpleNamespace(
+        EngineCore=EngineCore, EngineCoreProc=EngineCoreProc, GracefulHTTPError=GracefulHTTPError, InputProcessor=InputProcessor
+    )
 
 
 @cache

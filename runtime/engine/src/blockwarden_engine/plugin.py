@@ -40,7 +40,7 @@ def register() -> None:
     api = hook_api()
     api.InputProcessor.process_inputs = _admitting_input(api.InputProcessor.process_inputs)
     api.EngineCore.preprocess_add_request = _admitting_core(api.EngineCore.preprocess_add_request)
-    api.EngineCore.__init__ = _checked_core(api.EngineCore.__init__)
+    api.EngineCoreProc._make_ready_response = _checked_core(api.EngineCoreProc._make_ready_response)
     api.EngineCore.blockwarden_report = _report
     _installed.update(fingerprints)
 
@@ -96,15 +96,18 @@ def _fit(request: Any, share: TenantShare) -> None:
 
 
 def _checked_core(original: Any) -> Any:
-    """EngineCore.__init__ that ends the engine if anything but our scheduler and our worker came out of it."""
+    """EngineCoreProc._make_ready_response that ends the engine if anything but our scheduler and our worker is in it.
+
+    vLLM loads plugins inside EngineCore.__init__, so that one is too late to replace; nobody is served before this answer.
+    """
 
     @wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+    def _make_ready_response(self: Any) -> Any:
         check_core(self)
         self.scheduler.attach_engine(self)
+        return original(self)
 
-    return __init__
+    return _make_ready_response
 
 
 def check_core(core: Any) -> None:
