@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from blockwarden_engine.domains import Domain, Tenant
+from blockwarden_engine.errors import MismatchedAck
 from blockwarden_engine.ledger import CACHED, CLEAN, IN_USE, Ledger, Taken
 
 
@@ -26,12 +27,15 @@ class EarlyClean(Ledger):
     def order_scrub(self) -> tuple[int, list[int]]:
         epoch, blocks = super().order_scrub()
         if epoch:
-            self._ordered[epoch] = []
-            self.scrubbing -= len(blocks)
-            for block in blocks:
-                self._state[block] = CLEAN
-            self._clean += blocks
+            super().acknowledge(epoch, len(blocks))
+            self._believed = {**getattr(self, "_believed", {}), epoch: len(blocks)}
         return epoch, blocks
+
+    def acknowledge(self, epoch: int, count: int) -> None:
+        believed: dict[int, int] = getattr(self, "_believed", {})
+        if next(iter(believed.items()), None) != (epoch, count):
+            raise MismatchedAck("an acknowledgement of another order")
+        del believed[epoch]
 
 
 class BelievesAnyAck(Ledger):
