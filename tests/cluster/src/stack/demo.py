@@ -149,9 +149,7 @@ def _publish(cluster: Cluster, port: int) -> str:
     """The gateway on a loopback port, by a port-forward that stays when the demo ends."""
     _stop_forward()
     process, url = forward.start(cluster, deploy.NAMESPACE, f"service/{deploy.POLICY}-gateway", 8080, _state("log"), local=port)
-    started = Process.of(process.pid)
-    if started is not None:
-        started.save(_state("json"))
+    process.save(_state("json"))
     return url
 
 
