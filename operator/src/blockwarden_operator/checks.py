@@ -144,6 +144,17 @@ def check_pool(given: CheckInput) -> Refusal | None:
     return None
 
 
+def check_shared_units(given: CheckInput) -> Refusal | None:
+    """Make sure that the quotas of tenants with scope None can be added up."""
+    members = [tenant for tenant in given.spec.tenants if given.spec.granted(tenant) is Scope.NONE]
+    if len({isinstance(tenant.kv_cache.guaranteed, int) for tenant in members}) < 2:
+        return None
+    return Refusal(
+        AcceptedReason.QUOTA_EXCEEDED,
+        "spec.tenants[].kvCache: tenants of scope None share one quota, and theirs mix blocks with percentages: use one unit",
+    )
+
+
 def check_engine_arguments(given: CheckInput) -> Refusal | None:
     """Make sure that no engine argument can undo isolation."""
     problem = engine_args.refusal(given.spec.engine.extra_args)
@@ -228,6 +239,7 @@ CHAIN: Final[tuple[Check, ...]] = (
     check_users,
     check_percentages,
     check_pool,
+    check_shared_units,
     check_engine_arguments,
     check_engine_environment,
     check_images,

@@ -35,7 +35,7 @@ from .render.engine import render_engine, render_engine_deployment
 from .render.gateway import render_gateway
 from .render.names import Component, Manifest, Owner, render_object
 from .render.network import render_network
-from .render.shares import canary_blocks, check_shared_units
+from .render.shares import canary_blocks
 from .render.weights import render_weights, weights_job
 from .resources import APPLY_ORDER
 from .rotation import RotationPhase
@@ -123,7 +123,7 @@ def plan_spec(observed: Observed, settings: Settings, owner: Owner) -> tuple[InF
         spec = TenantPolicy.of({**observed.policy, "status": {}}).spec
     except InvalidPolicy as error:
         return read_accepted(observed, owner), Refusal(AcceptedReason.UNREADABLE, str(error))
-    refusal = check_shared_units(spec) or check_spec(
+    refusal = check_spec(
         CheckInput(
             spec=spec,
             referenced=observed.referenced,
@@ -149,9 +149,7 @@ def read_accepted(observed: Observed, owner: Owner) -> InForce | None:
         force = InForce(TenantPolicySpec.read(data.get(ACCEPTED_FILE, "")), int(data[ACCEPTED_GENERATION]))
     except (ValueError, KeyError):
         return None
-    refusal = check_shared_units(force.spec) or check_spec(
-        CheckInput(spec=force.spec, referenced=observed.referenced, reserved_blocks=canary_blocks(force.spec))
-    )
+    refusal = check_spec(CheckInput(spec=force.spec, referenced=observed.referenced, reserved_blocks=canary_blocks(force.spec)))
     return None if refusal is not None and refusal.reason not in _ABOUT_OTHER_OBJECTS else force
 
 

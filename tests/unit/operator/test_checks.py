@@ -93,6 +93,11 @@ REFUSED = {
         AcceptedReason.QUOTA_EXCEEDED,
         "spec.tenants[b].kvCache: 2% of the 40 blocks left is no block at all: raise it, or spec.engine.kvCache.blocks",
     ),
+    "tenants of scope None whose quotas cannot be added up": (
+        CheckInput(spec(isolation={"scope": "None"}, tenants=[tenant("a", 60), tenant("b", "40%")])),
+        AcceptedReason.QUOTA_EXCEEDED,
+        "spec.tenants[].kvCache: tenants of scope None share one quota, and theirs mix blocks with percentages: use one unit",
+    ),
     "an engine argument that logs prompts": (
         CheckInput(spec(engine={"extraArgs": ["--enable-log-requests"]})),
         AcceptedReason.ENGINE_ARGUMENT_REFUSED,

@@ -12,8 +12,7 @@ from typing import Final
 from blockwarden_core.identity import CANARY_TENANT, SHARED_TENANT, Scope
 from blockwarden_core.layout import ENGINE_API_PORT
 from blockwarden_core.policy import EngineAddress, EnginePolicy, GatewayPolicy, GatewayTenant, Limits, ModelAlias, TenantShare
-from blockwarden_operator.api import AcceptedReason, Tenant, TenantPolicySpec
-from blockwarden_operator.checks import Refusal
+from blockwarden_operator.api import Tenant, TenantPolicySpec
 
 from .names import Component, Owner
 
@@ -31,17 +30,6 @@ def canary_blocks(spec: TenantPolicySpec) -> int:
 def payers(spec: TenantPolicySpec) -> dict[str, str]:
     """For each tenant the tenant in its tokens, whose share pays for its blocks."""
     return {tenant.name: SHARED_TENANT if spec.granted(tenant) is Scope.NONE else tenant.name for tenant in spec.tenants}
-
-
-def check_shared_units(spec: TenantPolicySpec) -> Refusal | None:
-    """Make sure that the quotas of tenants with scope None can be added up."""
-    members = [tenant for tenant in spec.tenants if spec.granted(tenant) is Scope.NONE]
-    if len({isinstance(tenant.kv_cache.guaranteed, int) for tenant in members}) < 2:
-        return None
-    return Refusal(
-        AcceptedReason.QUOTA_EXCEEDED,
-        "spec.tenants[].kvCache: tenants of scope None share one quota, and theirs mix blocks with percentages: use one unit",
-    )
 
 
 def render_engine_policy(
