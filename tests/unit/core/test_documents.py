@@ -8,8 +8,8 @@ import pytest
 
 from blockwarden_core.errors import DocumentError, RetiredToken, StaleDocument, UnknownTenant, UnsealedDocument
 from blockwarden_core.keys import ApiKeys, EngineKey, EngineKeys, SaltKeyring, SaltSecret, api_key_digest
-from blockwarden_core.policy import EnginePolicy, TenantShare, blocks_of, open_policy, seal_policy
-from blockwarden_core.salt import Token
+from blockwarden_core.policy import EnginePolicy, Sealed, TenantShare, blocks_of, open_policy, seal_policy
+from blockwarden_core.salt import MAX_GENERATION, Token
 
 KEYS = EngineKeys(active="k2", keys=(EngineKey(id="k1", key=bytes(32)), EngineKey(id="k2", key=bytes(range(32)))))
 FOREIGN_KEYS = EngineKeys(active="k1", keys=(EngineKey(id="k1", key=b"x" * 32),))
@@ -69,7 +69,8 @@ def test_a_sealed_policy_opens_under_any_accepted_key() -> None:
 
 def test_a_policy_that_is_edited_or_foreign_does_not_open() -> None:
     sealed = seal_policy(policy(), KEYS)
-    for text in (sealed.replace("40%", "90%"), seal_policy(policy(), FOREIGN_KEYS)):
+    odd = Sealed.read(sealed).model_copy(update={"mac": "\u00e9" * 43}).text()
+    for text in (sealed.replace("40%", "90%"), seal_policy(policy(), FOREIGN_KEYS), odd):
         with pytest.raises(UnsealedDocument):
             open_policy(text, KEYS, policy_uid="uid", in_force=None)
     with pytest.raises(StaleDocument, match="another TenantPolicy"):
@@ -97,6 +98,17 @@ def test_names_are_unique_and_the_floor_is_not_ahead() -> None:
         EnginePolicy.read(json.dumps({"policyUid": "u", "version": 1, "tenants": [json.loads(policy().tenants[0].text())] * 2}))
     with pytest.raises(ValueError, match="floor is above generation"):
         policy(floor=4)
+
+
+def test_a_generation_always_fits_into_a_token() -> None:
+    too_high = json.loads(policy().text())
+    too_high["tenants"][0]["generation"] = MAX_GENERATION + 1
+    with pytest.raises(DocumentError, match="generation"):
+        EnginePolicy.read(json.dumps(too_high))
+    secret = {"id": "s1", "secret": bytes(32)}
+    with pytest.raises(ValueError, match="generations"):
+        SaltKeyring.model_validate({"secrets": [secret], "generations": {"acme": MAX_GENERATION + 1}})
+    assert SaltKeyring.model_validate({"secrets": [secret], "generations": {"acme": MAX_GENERATION}})
 
 
 def test_amounts_are_blocks_or_percent_of_the_pool() -> None:

@@ -128,9 +128,15 @@ def test_environment_is_an_allow_list_too(env: dict[str, str], allowed: bool) ->
 
 
 def test_an_engine_does_not_start_in_an_image_that_sets_a_forbidden_variable() -> None:
-    assert ea.inherited_env_refusal(["PATH", "VLLM_TARGET_DEVICE", "VLLM_USAGE_SOURCE"]) is None
+    harmless = {"PATH": "/bin", "VLLM_TARGET_DEVICE": "cpu", "VLLM_USAGE_SOURCE": "image", "VLLM_LOGGING_LEVEL": "WARNING"}
+    assert ea.inherited_env_refusal(harmless) is None
     for name in ("VLLM_SERVER_DEV_MODE", "CUSTOM_FASTAPI_APP", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ENABLE_COHERE_API"):
-        assert name in str(ea.inherited_env_refusal(["PATH", name]))
+        assert name in str(ea.inherited_env_refusal(harmless | {name: "1"}))
+
+
+@pytest.mark.parametrize("level", ["DEBUG", "debug", "NOTSET", ""])
+def test_an_engine_does_not_start_in_an_image_that_logs_request_bodies(level: str) -> None:
+    assert "VLLM_LOGGING_LEVEL" in str(ea.inherited_env_refusal({"VLLM_LOGGING_LEVEL": level}))
 
 
 def test_the_fusionx_line_is_the_one_that_its_makers_document() -> None:

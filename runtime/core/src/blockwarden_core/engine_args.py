@@ -12,7 +12,7 @@ names, so none of them is accepted. A value must match its flag's pattern, which
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -114,6 +114,7 @@ REFUSED_ARGS: Final[Mapping[str, str]] = MappingProxyType({
 })  # fmt: skip
 """Flags that people do try, and why they are refused. Only messages use it: whatever is not allowed is refused anyway."""
 
+LOGGING_LEVEL: Final = "VLLM_LOGGING_LEVEL"
 EXTRA_ENV: Final[Mapping[str, str]] = MappingProxyType({
     "NCCL_DEBUG": "VERSION|WARN|INFO",
     "NCCL_IB_DISABLE": "[01]",
@@ -128,7 +129,7 @@ EXTRA_ENV: Final[Mapping[str, str]] = MappingProxyType({
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "[0-9]{1,4}",
     "VLLM_CPU_OMP_THREADS_BIND": "auto|nobind|[0-9,|-]{1,128}",
     "VLLM_ENGINE_READY_TIMEOUT_S": "[0-9]{1,6}",
-    "VLLM_LOGGING_LEVEL": "INFO|WARNING|ERROR",
+    LOGGING_LEVEL: "INFO|WARNING|ERROR",
     "VLLM_LOG_STATS_INTERVAL": NUMBER,
     "VLLM_USE_DEEP_GEMM": "[01]",
     "VLLM_USE_FLASHINFER_SAMPLER": "[01]",
@@ -176,11 +177,14 @@ def env_refusal(env: Mapping[str, str]) -> str | None:
     return None
 
 
-def inherited_env_refusal(names: Iterable[str]) -> str | None:
-    """Why an engine must not start with these variables set, in one sentence; None if it may."""
-    for name in names:
+def inherited_env_refusal(env: Mapping[str, str]) -> str | None:
+    """Why an engine must not start in this environment, in one sentence that names the variable; None if it may."""
+    for name in env:
         if REFUSED_ENV.fullmatch(name):
             return f"{name} is set in the engine's environment and would undo isolation: build the image without it"
+    levels = EXTRA_ENV[LOGGING_LEVEL]
+    if not re.fullmatch(levels, env.get(LOGGING_LEVEL, "INFO")):
+        return f"{LOGGING_LEVEL} in the engine's environment does not match {levels}: build the image without it"
     return None
 
 

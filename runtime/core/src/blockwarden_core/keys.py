@@ -13,7 +13,7 @@ from pydantic.functional_validators import BeforeValidator
 
 from .document import Document
 from .identity import TenantName
-from .salt import MIN_SECRET_BYTES, b64url, unb64url
+from .salt import MAX_GENERATION, MIN_SECRET_BYTES, b64url, unb64url
 
 
 def _decode(value: Any) -> Any:
@@ -48,7 +48,7 @@ class SaltKeyring(Document):
 
     kind: Literal["SaltKeyring"] = "SaltKeyring"
     secrets: tuple[SaltSecret, ...] = Field(min_length=1)
-    generations: dict[str, Annotated[int, Field(ge=1)]]
+    generations: dict[str, Annotated[int, Field(ge=1, le=MAX_GENERATION)]]
 
     @property
     def current(self) -> SaltSecret:

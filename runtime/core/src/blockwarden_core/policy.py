@@ -16,12 +16,12 @@ from .document import Document
 from .errors import RetiredToken, StaleDocument, UnknownTenant, UnsealedDocument
 from .identity import Scope, TenantName
 from .keys import EngineKeys
-from .salt import Token, b64url, frame
+from .salt import MAX_GENERATION, Token, b64url, frame
 
 Percent = Annotated[str, Field(pattern=r"^(100|[1-9]?[0-9])%$")]
 Amount = Annotated[int, Field(ge=0)] | Percent
 """A number of KV blocks, or a percentage of the pool."""
-Generation = Annotated[int, Field(ge=1)]
+Generation = Annotated[int, Field(ge=1, le=MAX_GENERATION)]
 
 
 def blocks_of(amount: int | str, pool: int) -> int:
@@ -106,7 +106,8 @@ def open_policy(text: str | bytes, keys: EngineKeys, *, policy_uid: str, in_forc
         StaleDocument: of another TenantPolicy, or older than `in_force`.
     """
     sealed = Sealed.read(text)
-    if not any(hmac.compare_digest(sealed.mac, _mac(key, sealed.payload)) for key in keys.accepted):
+    mac = sealed.mac.encode()  # as bytes: compare_digest raises TypeError for text outside ASCII
+    if not any(hmac.compare_digest(mac, _mac(key, sealed.payload).encode()) for key in keys.accepted):
         raise UnsealedDocument("EnginePolicy: not sealed under this deployment's engine key")
     policy = EnginePolicy.read(sealed.payload)
     if policy.policy_uid != policy_uid:
