@@ -194,6 +194,22 @@ async def test_an_endless_head_is_cut_off(gateway):
         assert answer.startswith(b"HTTP/1.1 400 ") or not answer
 
 
+CHUNKED = "POST /v1/models HTTP/1.1\nHost: g\nTransfer-Encoding: chunked"
+
+
+async def test_trailers_are_bounded_like_heads_and_mean_nothing(gateway, engine):
+    """They come after the answer to a request that nobody authenticated, and uvicorn would keep every one of them."""
+    for endless in (b"x: " + b"y" * 3_000_000, b"".join(b"x-%d: y\r\n" % number for number in range(300_000))):
+        answer = await raw(gateway, CHUNKED, b"0\r\n" + endless)
+        assert answer.count(b"HTTP/1.1 ") <= 2
+        assert answer.endswith(b"too large.") or not answer
+    body = json.dumps(ASK).encode()
+    key = "Authorization: Bearer bw-acme-0123456789abcdef"
+    sent = b"%x\r\n%s\r\n0\r\nx-blockwarden-scope: Request\r\n\r\n" % (len(body), body)
+    head = f"POST {CHAT} HTTP/1.1\nHost: g\n{key}\nTransfer-Encoding: chunked\nConnection: close"
+    assert (await raw(gateway, head, sent)).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_a_large_body_is_no_large_head(gateway):
     body = {"model": "tiny", "prompt": "x" * 1_000_000}
     assert (await gateway.post("/v1/completions", body))[0] == 200

@@ -1,7 +1,8 @@
-"""HTTP/1.1 for connections that nobody has authenticated yet: a request's head is bounded in size and in time.
+"""HTTP/1.1 for connections that nobody has authenticated yet: what is neither a body nor a whole head is bounded.
 
-uvicorn bounds neither with httptools, so anybody could hold memory with an endless header, or sockets with a head that never
-ends. Bodies are bounded by the application, which reads them after authentication.
+uvicorn bounds none of it with httptools, so anybody could hold memory with an endless header (or, behind a chunked body, an
+endless trailer), or sockets with a head that never ends. Bodies are bounded by the application, which reads them after
+authentication.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ class GuardedProtocol(HttpToolsProtocol):
     """Ends a connection whose next head is too large, or takes too long once it has begun."""
 
     max_head: ClassVar[int] = 64 << 10
+    """Also the most that may come between two pieces of a body, and as its trailers."""
     head_seconds: ClassVar[float] = 10.0
 
-    _heads = 0
+    _progress = 0
     _in_head = True
-    _head_size = 0
+    _without_progress = 0
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -32,24 +34,40 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        heads, in_head = self._heads, self._in_head
+        before = self._progress
         super().data_received(data)
-        if not (in_head and self._in_head) or self._heads != heads or self.transport.is_closing():
-            return  # what was read is not, or not only, a piece of one head
-        self._head_size += len(data)
-        if self._head_size > self.max_head:
+        if self._progress != before or self.transport.is_closing():
+            return
+        self._without_progress += len(data)
+        if self._without_progress > self.max_head:
             self.send_400_response("The head of the request is too large.")
 
     def on_message_begin(self) -> None:
-        self._in_head, self._head_size = True, 0
+        self._in_head, self._without_progress = True, 0
         self._start_clock()
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # trailers mean nothing here, and uvicorn would keep them
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._heads += 1
+        self._made_progress()
         self._in_head = False
         self._stop_clock()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._made_progress()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._made_progress()
+        super().on_message_complete()
+
+    def _made_progress(self) -> None:
+        self._progress += 1
+        self._without_progress = 0
 
     def _start_clock(self) -> None:
         self._stop_clock()
