@@ -160,3 +160,11 @@ def test_a_librarys_warning_becomes_one_line_without_its_traceback():
         "ValueError",
     )
     assert "secret" not in stream.getvalue()
+
+
+def test_what_asyncio_says_of_a_lost_task_is_logged_without_its_exception():
+    stream = io.StringIO()
+    message = "Task exception was never retrieved\nfuture: <Task finished exception=ValueError('secret')>"
+    LogHandler(Log(stream)).handle(logging.LogRecord("asyncio", logging.ERROR, "base_events.py", 1, message, None, None))
+    assert json.loads(stream.getvalue())["message"] == "Task exception was never retrieved"
+    assert "secret" not in stream.getvalue()

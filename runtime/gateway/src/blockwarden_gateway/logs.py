@@ -35,4 +35,5 @@ class LogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else None
-        self._log.write("library", logger=record.name, message=record.getMessage(), error=error)
+        message = record.getMessage().partition("\n")[0]  # asyncio puts the exception itself into the lines below
+        self._log.write("library", logger=record.name, message=message, error=error)
