@@ -25,7 +25,8 @@ DOCUMENTS: Final[Mapping[str, Callable[[str], Document]]] = {
 
 @dataclass(frozen=True)
 class Material:
-    """A request takes one snapshot and is served by it alone, so a reload never splits a decision."""
+    """Who asks and for what is decided on one snapshot, so a reload never splits that. The salt is of the one in force whenever
+    the request is sent, or a request that began before a rotation could not be sent again after it."""
 
     policy: GatewayPolicy
     keyring: SaltKeyring = field(repr=False)

@@ -18,6 +18,7 @@ from blockwarden_core.identity import CANARY_TENANT, Scope, Sharing
 from blockwarden_core.report import Attestation
 from blockwarden_core.salt import sign_token
 from blockwarden_gateway.material import Material
+from blockwarden_gateway.plain import error_code
 from blockwarden_gateway.salting import salt_for
 
 CANARY_TOKENS: Final = 320
@@ -88,8 +89,9 @@ def check_refusal(probe: RefusalProbe, answer: Answer, *, nonce: str) -> Problem
         return _unusable(answer, f"{probe.name} request")
     if answer.boot != nonce:
         return Inconclusive("the engine started again while it was asked")
-    code = _code(answer.body)
-    return None if code == probe.code else Refused(f"the engine refused a request that is {probe.name} for another reason")
+    if error_code(answer.body) != probe.code:
+        return Refused(f"the engine refused a request that is {probe.name} for another reason")
+    return None
 
 
 def read_cached(answer: Answer, *, nonce: str) -> int | Problem:
@@ -102,7 +104,7 @@ def read_cached(answer: Answer, *, nonce: str) -> int | Problem:
         reply = msgspec.json.decode(answer.body)
         details = reply["usage"].get("prompt_tokens_details") or {}
         return int(details.get("cached_tokens") or 0)
-    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError, ValueError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError, ValueError):
         return Refused("the engine's answer to a canary request is unreadable")
 
 
@@ -123,13 +125,6 @@ def _unusable(answer: Answer, what: str) -> Problem:
     if answer.status in (421, 429) or answer.status >= 500:
         return Inconclusive(f"the engine answered {answer.status} to the {what}")
     return Refused(f"the engine answered {answer.status} to the {what}")
-
-
-def _code(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)["error"]["code"]
-    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
-        return None
 
 
 def refusal_probes(material: Material, *, forged_key: bytes, paths: Sequence[str]) -> tuple[RefusalProbe, ...] | Refused:

@@ -5,7 +5,6 @@ Media is refused: vLLM's media caches are keyed by content or by a client's `uui
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Final, Literal
 
@@ -21,12 +20,13 @@ from .sampling import (
     Name,
     Piece,
     Sampling,
-    StreamOptions,
+    SamplingCall,
     Tokens,
     check_json,
     check_sampling,
     check_sequences,
     decode,
+    encode,
 )
 
 
@@ -101,35 +101,17 @@ class ChatUpstream(ChatFields, kw_only=True):
     cache_salt: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChatCall:
+class ChatCall(SamplingCall[ChatFields]):
     """A parsed chat request."""
 
-    fields: ChatFields
-
-    @property
-    def model(self) -> str:
-        return self.fields.model
-
-    @property
-    def stream(self) -> bool:
-        return bool(self.fields.stream)
-
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.fields.stream_options and self.fields.stream_options.include_usage)
+    __slots__ = ()
+    salted = ChatUpstream
 
     @property
     def beginning(self) -> bytes:
-        return _encode(self.fields.messages[:2])[:BEGINNING]
-
-    def upstream(self, *, model: str, cache_salt: str) -> bytes:
-        fields = {name: getattr(self.fields, name) for name in ChatFields.__struct_fields__}
-        options = StreamOptions(include_usage=True) if self.stream else None
-        return _encode(ChatUpstream(**(fields | {"model": model, "stream_options": options, "cache_salt": cache_salt})))
+        return encode(self.fields.messages[:2])[:BEGINNING]
 
 
-_encode = msgspec.json.Encoder().encode
 _request: Final = msgspec.json.Decoder(ChatFields)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Final
 
@@ -13,7 +12,7 @@ from blockwarden_gateway.errors import InvalidRequest
 
 from .answers import Answer, Choice, filter_event, filter_reply
 from .call import BEGINNING, GenerationRoute
-from .sampling import Sampling, StreamOptions, TokenId, check_sampling, check_sequences, decode
+from .sampling import Sampling, SamplingCall, TokenId, check_sampling, check_sequences, decode, encode
 
 Prompt = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
 """Text, texts, token ids, or lists of token ids; `parse` refuses mixtures."""
@@ -30,35 +29,17 @@ class CompletionUpstream(CompletionFields, kw_only=True):
     cache_salt: str
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionCall:
+class CompletionCall(SamplingCall[CompletionFields]):
     """A parsed completion request."""
 
-    fields: CompletionFields
-
-    @property
-    def model(self) -> str:
-        return self.fields.model
-
-    @property
-    def stream(self) -> bool:
-        return bool(self.fields.stream)
-
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.fields.stream_options and self.fields.stream_options.include_usage)
+    __slots__ = ()
+    salted = CompletionUpstream
 
     @property
     def beginning(self) -> bytes:
-        return _encode(self.fields.prompt[:BEGINNING])[:BEGINNING]
-
-    def upstream(self, *, model: str, cache_salt: str) -> bytes:
-        fields = {name: getattr(self.fields, name) for name in CompletionFields.__struct_fields__}
-        changes = {"model": model, "stream_options": StreamOptions(include_usage=True) if self.stream else None}
-        return _encode(CompletionUpstream(**(fields | changes | {"cache_salt": cache_salt})))
+        return encode(self.fields.prompt[:BEGINNING])[:BEGINNING]
 
 
-_encode = msgspec.json.Encoder().encode
 _request: Final = msgspec.json.Decoder(CompletionFields)
 
 

@@ -10,8 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from blockwarden_core.policy import GatewayPolicy, GatewayTenant
-from blockwarden_gateway.errors import NoSuchModel
-from blockwarden_gateway.grants import models_of
+from blockwarden_gateway.grants import models_of, served_model
 
 NAME: Final = "models"
 PATH: Final = "/v1/models"
@@ -29,8 +28,7 @@ def render_model(name: str, tenant: GatewayTenant, policy: GatewayPolicy) -> byt
     Raises:
         NoSuchModel: the tenant has none of this name.
     """
-    if all(alias.name != name for alias in models_of(tenant, policy)):
-        raise NoSuchModel("there is no such model for this API key: GET /v1/models lists those there are", param="model")
+    served_model(name, tenant, policy)
     return msgspec.json.encode(_model(name, tenant))
 
 

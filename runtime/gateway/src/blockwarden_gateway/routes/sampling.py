@@ -6,7 +6,8 @@ gateway. Types bound what one request may cost; `None` is the default everywhere
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -83,6 +84,38 @@ class Sampling(Piece, kw_only=True):
     logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=300)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+
+
+FieldsT = TypeVar("FieldsT", bound=Sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingCall(Generic[FieldsT]):
+    """A parsed request of a generation route; `salted` is the struct of its fields with a `cache_salt`."""
+
+    fields: FieldsT
+    salted: ClassVar[type[Sampling]]
+
+    @property
+    def model(self) -> str:
+        return self.fields.model
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.fields.stream)
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.fields.stream_options and self.fields.stream_options.include_usage)
+
+    def upstream(self, *, model: str, cache_salt: str) -> bytes:
+        """The body for the engine. A stream is always asked for its usage, by which the gateway accounts."""
+        fields = {name: getattr(self.fields, name) for name in self.fields.__struct_fields__}
+        options = StreamOptions(include_usage=True) if self.stream else None
+        return encode(self.salted(**(fields | {"model": model, "stream_options": options, "cache_salt": cache_salt})))
+
+
+encode: Final = msgspec.json.Encoder().encode
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
