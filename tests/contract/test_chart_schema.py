@@ -28,6 +28,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"image": {"digest": "latest"}},
         "'/image/digest': 'latest' does not match",
     ),
+    "two prefixes in one": ("operator", {"imagePrefixes": ["a,b"]}, "'/imagePrefixes/0': 'a,b' does not match"),
     "a variable that steers the operator": (
         "operator",
         {"extraEnv": [{"name": "BLOCKWARDEN_PROBE", "value": "false"}]},

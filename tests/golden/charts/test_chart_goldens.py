@@ -23,6 +23,7 @@ EVERYTHING: dict[str, Any] = {
         "gateway": {"repository": "mirror/gateway", "tag": "2"},
         "engine": {"repository": "mirror/engine", "digest": DIGEST},
     },
+    "imagePrefixes": ["mirror", "registry.example/team"],
     "imagePullSecrets": [{"name": "registry-credentials"}],
     "watchNamespaces": ["team-a", "team-b"],
     "dns": {"namespace": "dns", "labels": {"app": "coredns", "tier": "node"}},
