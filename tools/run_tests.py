@@ -65,9 +65,9 @@ class Outcome:
         return None
 
 
-def interpreter(level: Level) -> str:
-    """The Python that runs a level; makes the engine's environment where it is missing."""
-    if not level.engine:
+def interpreter(*, engine: bool) -> str:
+    """The Python of the workspace or of the engine's environment, which is made where it is missing."""
+    if not engine:
         return sys.executable
     made = subprocess.run([sys.executable, ROOT / "tools/engine_env.py"], check=True, stdout=subprocess.PIPE, text=True)
     return made.stdout.strip().splitlines()[-1]
@@ -79,7 +79,7 @@ def run(name: str) -> Outcome:
     print(f"\n=== {name} " + "=" * (100 - len(name)), flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        command = [interpreter(level), "-m", "pytest", "-q", f"--junitxml={report}", *level.paths]
+        command = [interpreter(engine=level.engine), "-m", "pytest", "-q", f"--junitxml={report}", *level.paths]
         command += [f"--ignore={path}" for path in level.ignore]
         status = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}, check=False).returncode
         ran, failed, skipped = count(report)
