@@ -17,7 +17,10 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request came to. Token counts are the server's own; times are in seconds from the moment of sending."""
+    """What one request came to. Token counts are the server's own; times are in seconds from the moment of sending.
+
+    `whole` is false for a stream that broke off: an error event in it, or no `[DONE]` at its end.
+    """
 
     status: int
     text: str = ""
@@ -27,6 +30,7 @@ class Answer:
     total: float = 0.0
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Client:
             connection.request("POST", path, json.dumps(payload), self._headers())
             response = connection.getresponse()
             if response.status != 200:
-                return _refused(response, started)
+                return _read_whole(response, started)
             return _read_stream(response, started)
         finally:
             connection.close()
@@ -72,7 +76,7 @@ class Client:
         try:
             connection.request(method, path, body, self._headers())
             response = connection.getresponse()
-            return _refused(response, started)
+            return _read_whole(response, started)
         finally:
             connection.close()
 
@@ -87,7 +91,7 @@ class Client:
         return {"content-type": "application/json"} | authorization | dict(self.headers)
 
 
-def _refused(response: http.client.HTTPResponse, started: float) -> Answer:
+def _read_whole(response: http.client.HTTPResponse, started: float) -> Answer:
     raw = response.read()
     try:
         body = json.loads(raw)
@@ -107,11 +111,13 @@ def _refused(response: http.client.HTTPResponse, started: float) -> Answer:
 
 def _read_stream(response: http.client.HTTPResponse, started: float) -> Answer:
     usage: dict[str, Any] = {}
-    first, text = None, ""
+    first, text, failed, done = None, "", None, False
     for line in response:
-        if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
+        done = done or line.strip() == b"data: [DONE]"
+        if not line.startswith(b"data: ") or done:
             continue
         chunk = json.loads(line[len(b"data: ") :])
+        failed = chunk.get("error") or failed
         usage = chunk.get("usage") or usage
         for choice in chunk.get("choices", ()):
             piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
@@ -125,6 +131,8 @@ def _read_stream(response: http.client.HTTPResponse, started: float) -> Answer:
         cached_tokens=_cached(usage),
         first_token=first,
         total=time.monotonic() - started,
+        body=failed,
+        whole=done and failed is None,
         headers={name.lower(): value for name, value in response.getheaders()},
     )
 

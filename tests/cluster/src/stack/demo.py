@@ -42,8 +42,8 @@ def ask(client: Client, phase: str, who: str, expected: Expected, prompt: str) -
         DemoFailed: the request was not answered.
     """
     answer = client.chat(images.MODEL, prompt)
-    if answer.status != 200:
-        raise DemoFailed(f"{who} got status {answer.status} in phase {phase}: {answer.text[:300]}")
+    if answer.status != 200 or not answer.whole:
+        raise DemoFailed(f"{who} got status {answer.status} in phase {phase}: {answer.body or answer.text[:300]}")
     return Row(phase, who, expected, answer.cached_tokens, answer.prompt_tokens, answer.first_token)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from localnode.target import Target, tool
 from stack.images import ROOT, Images
-from stack.kubectl import Cluster, CommandError, wait_for
+from stack.kubectl import Cluster, CommandError, Timeout, wait_for
 
 RELEASE: Final = "blockwarden"
 SYSTEM: Final = "blockwarden-system"
@@ -50,7 +50,12 @@ class Deployed:
         Raises:
             Timeout: it did not come; the message has the conditions as they stood last.
         """
-        wait_for("TenantPolicy demo Ready", lambda: self.ready() or None, timeout=timeout, every=1)
+        try:
+            wait_for("TenantPolicy demo Ready", lambda: self.ready() or None, timeout=timeout, every=1)
+        except Timeout as late:
+            stood = self.policy().get("status", {}).get("conditions", [])
+            unmet = [f"{entry['type']}={entry['status']} {entry['message']}" for entry in stood if entry["status"] != "True"]
+            raise Timeout(f"{late}; " + ("; ".join(unmet) or "there are no conditions")) from None
 
     def restart_engine(self) -> None:
         """Deletes the engine pods and waits until their successors are attested and the policy is Ready again."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPException
 
 from stack.client import Client
 
@@ -31,13 +32,13 @@ def steady_client(client: Client, model: str, *, pause: float = 0.2) -> Iterator
         while not stop.is_set():
             try:
                 answer = client.chat(model, "Say yes.", max_tokens=4)
-            except OSError as error:
+            except (OSError, HTTPException, ValueError) as error:  # a thread that died would look like a client without failures
                 record.failures.append(f"{type(error).__name__}: {error}")
             else:
-                if answer.status == 200 and answer.text:
+                if answer.status == 200 and answer.text and answer.whole:
                     record.answered += 1
                 else:
-                    record.failures.append(f"status {answer.status}: {answer.text[:200]!r}")
+                    record.failures.append(f"status {answer.status}: {answer.body or answer.text[:200]!r}")
             time.sleep(pause)
 
     thread = threading.Thread(target=ask, name="steady-client", daemon=True)
