@@ -15,7 +15,6 @@ from pydantic import Field
 
 from .document import Document
 
-MAX_NAMESPACE_BYTES: Final = 64
 NAMESPACE_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 DEFAULT_CPU_BYTES: Final = 8 * 1024**3
 
