@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -47,6 +48,7 @@ def product(request: pytest.FixtureRequest) -> Iterator[Product]:
     """The demo, up and judged by itself; removed at the end of the session."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     before = traces.take()
+    os.environ["BLOCKWARDEN_E2E_RUN"] = str(os.getpid())  # inherited by what this run starts: test_teardown looks for it
     try:
         with capture.global_and_fixture_disabled():  # half an hour of silence would look like a hang
             _, deployed, url = demo.up(NODE, PORT)

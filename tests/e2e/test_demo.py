@@ -25,6 +25,7 @@ def test_the_printed_lines_work_as_printed(product) -> None:
     assert done.returncode == 0, done.stderr
     assert '"smollm2-135m-instruct"' in done.stdout
     assert "Paris" in done.stdout
+    product.deployed.wait_idle()
 
 
 def test_a_client_that_sends_what_it_must_not_changes_nothing(product) -> None:

@@ -172,11 +172,8 @@ for body in bodies:
 @pytest.fixture(scope="module")
 def impostor(product) -> Iterator[str]:
     """A pod that passes the network by the gateway's labels, and that has stolen the gateway's client certificate."""
-    labels = {
-        "app.kubernetes.io/name": "blockwarden",
-        "app.kubernetes.io/instance": POLICY,
-        "app.kubernetes.io/component": "gateway",
-    }
+    labels = dict(product.deployed.pods("gateway")[0]["metadata"]["labels"])
+    del labels["pod-template-hash"]  # with it the gateway's ReplicaSet would adopt the pod, or end it
     volumes = [{"name": "client", "secret": {"secretName": f"{POLICY}-gateway-client-tls"}}]
     mounts = [{"name": "client", "mountPath": "/client", "readOnly": True}]
     cluster = product.cluster

@@ -51,7 +51,8 @@ def secrets(product) -> dict[str, list[str]]:
                 continue  # certificates are public; digests are of keys that cannot be guessed
             value = base64.b64decode(encoded).decode()
             strings += [encoded, *material(value)]
-        found[item["metadata"]["name"]] = strings
+        if strings:
+            found[item["metadata"]["name"]] = strings
     assert {f"{POLICY}-salt-keyring", f"{POLICY}-engine-key", f"{POLICY}-ca", f"{POLICY}-key-acme"} <= set(found)
     assert all(len(text) >= 40 for strings in found.values() for text in strings)
     return found

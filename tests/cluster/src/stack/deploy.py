@@ -14,6 +14,7 @@ SYSTEM: Final = "blockwarden-system"
 NAMESPACE: Final = "blockwarden-demo"
 POLICY: Final = "demo"
 TENANTS: Final = ("acme", "globex")
+ROTATE: Final = "blockwarden.dev/rotate-salt"
 MANIFEST: Final = ROOT / "examples" / "demo.yaml"
 
 
@@ -71,15 +72,26 @@ class Deployed:
 
     def rotate(self, rotation: str, *, timeout: float = 180) -> None:
         """Rotates every tenant's salt by annotation and waits for the end of the rotation."""
-        self.cluster.run(
-            "-n", NAMESPACE, "annotate", "tenantpolicy", POLICY, f"blockwarden.dev/rotate-salt={rotation}", "--overwrite"
-        )
+        self.cluster.run("-n", NAMESPACE, "annotate", "tenantpolicy", POLICY, f"{ROTATE}={rotation}", "--overwrite")
 
-        def done() -> bool | None:
-            state = self.policy()["status"].get("rotation", {})
-            return (state.get("observedID") == rotation and state.get("phase") == "Idle") or None
+        wait_for(f"rotation {rotation}", lambda: self._rotation().get("observedID") == rotation or None, timeout=timeout)
+        self.wait_idle(timeout=timeout)
 
-        wait_for(f"the end of rotation {rotation}", done, timeout=timeout)
+    def wait_idle(self, *, timeout: float = 180) -> None:
+        """Waits for the end of every rotation that an annotation asks for."""
+
+        def idle() -> bool | None:
+            asked = self.policy()["metadata"].get("annotations", {})
+            done = self._rotation()
+            ids = {ROTATE: done.get("observedID")} | {f"{ROTATE}.{name}": id_ for name, id_ in done.get("tenantIDs", {}).items()}
+            wanted = {key: value for key, value in asked.items() if key.startswith(ROTATE)}
+            return (done.get("phase") == "Idle" and all(ids.get(key) == value for key, value in wanted.items())) or None
+
+        wait_for("the end of the rotation", idle, timeout=timeout)
+
+    def _rotation(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.policy()["status"].get("rotation", {})
+        return state
 
 
 def condition(policy: Any, kind: str) -> dict[str, Any]:
