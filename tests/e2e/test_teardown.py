@@ -16,7 +16,7 @@ NODE, RUN = "bw-e2e", f"BLOCKWARDEN_E2E_RUN={os.getpid()}"
 
 
 def mine(processes: set[str]) -> set[str]:
-    """Those that this run has started, by what they inherited or whom they serve: other work on the machine is not ours to judge."""
+    """Those that this run has started, by what they inherited or whom they serve; others are not ours to judge."""
     return {entry for entry in processes if NODE in entry or RUN in environment(int(entry.split("@")[0]))}
 
 
