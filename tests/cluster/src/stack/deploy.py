@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from localnode.target import Target, tool
-from stack.images import ROOT, Images
+from stack.charts import ROOT, build_charts
+from stack.images import Images
 from stack.kubectl import Cluster, CommandError, Timeout, wait_for
 
 RELEASE: Final = "blockwarden"
@@ -112,12 +115,10 @@ def cluster_of(target: Target) -> Cluster:
 
 def install(cluster: Cluster, images: Images) -> None:
     """`helm install` of the stack with our images."""
-    chart = ROOT / "helm" / "blockwarden"
-    cluster.run("dependency", "build", str(chart), tool=cluster.helm)
     values = [f"--set=operator.{name}.{part}={value}" for name, image in _named(images) for part, value in _split(image)]
-    cluster.install(
-        RELEASE, chart, "--namespace", SYSTEM, "--create-namespace", "--wait", "--timeout", "5m", *values, timeout=360
-    )
+    options = ["--namespace", SYSTEM, "--create-namespace", "--wait", "--timeout", "5m", *values]
+    with tempfile.TemporaryDirectory() as scratch:
+        cluster.install(RELEASE, build_charts(Path(scratch)).stack, *options, timeout=360)
 
 
 def apply_policy(cluster: Cluster, images: Images) -> Deployed:

@@ -18,8 +18,8 @@ from typing import Final
 from localnode import baseimage
 from localnode.buildah import Buildah
 from localnode.target import Target
+from stack.charts import ROOT
 
-ROOT: Final = Path(__file__).resolve().parents[4]
 MODEL: Final = "smollm2-135m-instruct"
 _COMMON: Final = ("images/build-tools.txt", "runtime/core", "uv.lock", "pyproject.toml")
 SOURCES: Final = {
