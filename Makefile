@@ -4,7 +4,7 @@ SHELL := /bin/sh
 UV := tools/uv
 RUN := $(UV) run --frozen
 
-.PHONY: help sync demo demo-down test check format generate golden bench
+.PHONY: help sync demo demo-down test check static format generate golden bench
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -18,15 +18,17 @@ demo: sync ## the whole product on this machine: cluster, helm install, two tena
 demo-down: sync ## removes every trace of the demo
 	$(RUN) python -m stack.demo down
 
-check: sync ## format, lint, types, imports, unit, property, golden, contract: about a minute
+static: sync ## format, lint, types, imports
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
 	$(RUN) lint-imports
+
+check: static ## static, unit, property, golden, contract: about a minute
 	$(RUN) python tools/run_tests.py unit property golden contract
 
-test: check ## everything: the check, then component, integration, engine, e2e and bench goals
-	$(RUN) python tools/run_tests.py component integration engine e2e goals device
+test: static ## everything, and how many tests ran at each level
+	$(RUN) python tools/run_tests.py unit property golden contract component integration engine goals e2e device
 
 bench: sync ## the benchmarks, as ratios measured side by side in one run
 	$(RUN) python tools/run_bench.py
