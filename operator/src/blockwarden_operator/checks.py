@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from blockwarden_core import engine_args, layout
 from blockwarden_core.identity import RESERVED_TENANTS, Scope
-from blockwarden_core.policy import blocks_of
+from blockwarden_core.policy import MIN_MODEL_LEN, blocks_of
 
 from .api import AcceptedReason, TenantPolicySpec
 from .render.names import FIELD_MANAGER, MANAGED_BY_LABEL, Manifest
@@ -155,6 +155,18 @@ def check_shared_units(given: CheckInput) -> Refusal | None:
     )
 
 
+def check_model_length(given: CheckInput) -> Refusal | None:
+    """Make sure that the gateways' attestation fits into the engine's context: without it no engine ever gets traffic."""
+    length = given.spec.engine.max_model_len
+    if length is None or length >= MIN_MODEL_LEN:
+        return None
+    return Refusal(
+        AcceptedReason.ENGINE_ARGUMENT_REFUSED,
+        f"spec.engine.maxModelLen: is {length}, and engines are attested with a request of {MIN_MODEL_LEN} tokens: "
+        f"set at least {MIN_MODEL_LEN}, or leave it out",
+    )
+
+
 def check_engine_arguments(given: CheckInput) -> Refusal | None:
     """Make sure that no engine argument can undo isolation."""
     problem = engine_args.refusal(given.spec.engine.extra_args)
@@ -240,6 +252,7 @@ CHAIN: Final[tuple[Check, ...]] = (
     check_percentages,
     check_pool,
     check_shared_units,
+    check_model_length,
     check_engine_arguments,
     check_engine_environment,
     check_images,

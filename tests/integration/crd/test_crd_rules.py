@@ -106,6 +106,10 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
         args("--seed=1", "hunter2"),
         "keeps isolation (the first is ): remove it; allowed",
     ),
+    "a context into which the attestation does not fit": (
+        {"engine": {"maxModelLen": 320}},
+        "spec.engine.maxModelLen: engines are attested with a request of 321 tokens: set at least 321, or leave it out",
+    ),
     "debug logging": (env("VLLM_LOGGING_LEVEL", "DEBUG"), "spec.engine.env: the value is not one that this variable may have"),
     "a preloaded library": (
         env("LD_PRELOAD", "/x.so"),
@@ -186,6 +190,7 @@ ACCEPTED: dict[str, Manifest] = {
             "karpenter.sh/do-not-disrupt": "true",
         },
     ),
+    "the shortest context that can be attested": {"engine": {"maxModelLen": 321}},
     "every kind of peer": peers(
         {"podSelector": {}},
         {"namespaceSelector": {}},

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from blockwarden_core.policy import EnginePolicy, Sealed
+from blockwarden_core.policy import EnginePolicy
+from blockwarden_core.sealed import Sealed
 
 pytestmark = pytest.mark.integration
 

@@ -8,8 +8,9 @@ import pytest
 
 from blockwarden_core.errors import DocumentError, RetiredToken, StaleDocument, UnknownTenant, UnsealedDocument
 from blockwarden_core.keys import ApiKeys, EngineKey, EngineKeys, SaltKeyring, SaltSecret, api_key_digest
-from blockwarden_core.policy import EnginePolicy, Sealed, TenantShare, blocks_of, open_policy, seal_policy
+from blockwarden_core.policy import EnginePolicy, TenantShare, blocks_of, open_policy, seal_policy
 from blockwarden_core.salt import MAX_GENERATION, Token
+from blockwarden_core.sealed import Sealed, open_sealed, seal
 
 KEYS = EngineKeys(active="k2", keys=(EngineKey(id="k1", key=bytes(32)), EngineKey(id="k2", key=bytes(range(32)))))
 FOREIGN_KEYS = EngineKeys(active="k1", keys=(EngineKey(id="k1", key=b"x" * 32),))
@@ -75,6 +76,19 @@ def test_a_policy_that_is_edited_or_foreign_does_not_open() -> None:
             open_policy(text, KEYS, policy_uid="uid", in_force=None)
     with pytest.raises(StaleDocument, match="another TenantPolicy"):
         open_policy(seal_policy(policy(uid="other"), KEYS), KEYS, policy_uid="uid", in_force=None)
+
+
+def test_a_seal_is_of_one_kind() -> None:
+    sealed = seal("accepted", "x", KEYS)
+    assert open_sealed("accepted", sealed, KEYS) == "x"
+    assert seal("accepted", "x", KEYS) == sealed
+    for kind, text in (
+        ("policy", sealed),
+        ("accepted", seal_policy(policy(), KEYS)),
+        ("accepted", seal("accepted", "x", FOREIGN_KEYS)),
+    ):
+        with pytest.raises(UnsealedDocument, match=f"^{kind}: not sealed under"):
+            open_sealed(kind, text, KEYS)
 
 
 def test_a_version_only_rises() -> None:

@@ -38,6 +38,7 @@ TIGHT = spec(engine={"kvCache": {"blocks": 100}}, tenants=[tenant("a", 60), tena
 ACCEPTED = {
     "a small policy": CheckInput(spec()),
     "a policy whose guarantees are the whole pool": CheckInput(spec(tenants=[tenant("a", "60%"), tenant("b", "40%")])),
+    "the shortest context that can be attested": CheckInput(spec(engine={"maxModelLen": 321})),
     "a pool that its numbers of blocks fill": CheckInput(TIGHT),
     "a borrower that is guaranteed nothing": CheckInput(
         spec(tenants=[{"name": "a", "kvCache": {"guaranteed": "0%", "limit": "9%"}}])
@@ -76,6 +77,12 @@ REFUSED = {
         AcceptedReason.USER_MISSING,
         "spec.tenants[acme].apiKeys: a generated key names no user, and scope User needs one: "
         "list a key with its user for everybody",
+    ),
+    "a context into which the attestation does not fit": (
+        CheckInput(spec(engine={"maxModelLen": 320})),
+        AcceptedReason.ENGINE_ARGUMENT_REFUSED,
+        "spec.engine.maxModelLen: is 320, and engines are attested with a request of 321 tokens: "
+        "set at least 321, or leave it out",
     ),
     "percentages above the whole": (
         CheckInput(spec(tenants=[tenant("a", "60%"), tenant("b", "41%")])),

@@ -18,13 +18,14 @@ from .engine import Engine, EnvVar, KvCache, KvEvents, KvTransferSpec, ScrubVeri
 from .gateway import Gateway, GatewayService, GatewayTls
 from .kubernetes import NetworkPolicyPeer, Resources
 from .model import HuggingFace, Model, ModelSource, VolumeClaim, WeightsVolume
-from .policy import Metadata, TenantPolicy
+from .policy import TenantPolicy
 from .spec import Isolation, Monitoring, TenantPolicySpec
-from .status import PodCount, Replicas, RotationStatus, TenantPolicyStatus, TenantStatus
+from .status import MAX_WAITING, PodCount, Replicas, RotationStatus, TenantPolicyStatus, TenantStatus
 from .template import PodSecurity, PodTemplate
 from .tenant import ApiKeySource, KvShare, ModelName, Tenant, TenantLimits
 
 __all__ = [
+    "MAX_WAITING",
     "AcceptedReason",
     "ApiKeySource",
     "ApiModel",
@@ -42,7 +43,6 @@ __all__ = [
     "KvEvents",
     "KvShare",
     "KvTransferSpec",
-    "Metadata",
     "Model",
     "ModelName",
     "ModelSource",

@@ -45,7 +45,6 @@ def list_map(*keys: str) -> JsonDict:
 
 
 ATOMIC: Final[JsonDict] = {"x-kubernetes-list-type": "atomic"}
-SET: Final[JsonDict] = {"x-kubernetes-list-type": "set"}
 
 ObjectName = Annotated[str, Field(pattern=NAME_PATTERN, min_length=1, max_length=253)]
 """The name of a Kubernetes object."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, PlainSerializer
 
 from .base import ApiModel
+
+MAX_MESSAGE: Final = 32768
 
 
 def _rfc3339(time: datetime) -> str:
@@ -119,5 +121,5 @@ class Condition(ApiModel):
     """When status last changed."""
     reason: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$", min_length=1, max_length=1024)]
     """Why, in one word."""
-    message: Annotated[str, Field(max_length=32768)]
+    message: Annotated[str, Field(max_length=MAX_MESSAGE)]
     """Why, in a sentence with the field's path and the mend where there is one."""

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 
 from blockwarden_core import engine_args
 from blockwarden_core.kv_transfer import DEFAULT_CPU_BYTES, IN_POD, NAMESPACE_PATTERN, Connector, KvTransfer
+from blockwarden_core.policy import MIN_MODEL_LEN
 
 from .base import ATOMIC, ApiModel, Image, list_map, rule, rules
 from .kubernetes import Peers, Resources
@@ -50,6 +51,13 @@ _ARGS_RULES: Final = rules(
     rule(
         "self.all(arg, self.filter(other, other.split('=')[0] == arg.split('=')[0]).size() == 1)",
         "spec.engine.extraArgs: an argument is given twice: keep one",
+    ),
+)
+_MODEL_LEN_RULES: Final = rules(
+    rule(
+        f"self >= {MIN_MODEL_LEN}",
+        f"spec.engine.maxModelLen: engines are attested with a request of {MIN_MODEL_LEN} tokens: set at least {MIN_MODEL_LEN}, "
+        "or leave it out",
     ),
 )
 _ENV_PATTERN: Final = "^(" + "|".join(f"{name}=({value})" for name, value in engine_args.EXTRA_ENV.items()) + ")$"
@@ -155,8 +163,9 @@ class Engine(ApiModel):
     """Compute resources of one engine pod; GPUs are asked for in `limits`."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """GPUs of one pod that share the model."""
-    max_model_len: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
-    """The longest request in tokens, prompt and answer together; the model's own when left out."""
+    max_model_len: Annotated[int, Field(ge=1, le=100_000_000, json_schema_extra=_MODEL_LEN_RULES)] | None = None
+    """The longest request in tokens, prompt and answer together; the model's own when left out. At least 321: as much as the
+    gateways' attestation of an engine needs."""
     dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
     """The data type of weights and activations."""
     gpu_memory_utilization: Annotated[float, Field(ge=0.05, le=1)] | None = None

@@ -24,7 +24,7 @@ NAME_RULE = rules(
 
 
 class Metadata(ApiModel):
-    """As much of the object's metadata as the operator uses; the rest belongs to others."""
+    """As much of the object's metadata as identifies a spec; the rest belongs to others."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -32,9 +32,6 @@ class Metadata(ApiModel):
     namespace: str
     uid: str
     generation: Annotated[int, Field(ge=0)]
-    resource_version: str = ""
-    annotations: dict[str, str] = Field(default_factory=dict)
-    deletion_timestamp: str | None = None
 
 
 class TenantPolicy(ApiModel):

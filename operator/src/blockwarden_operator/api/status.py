@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-from blockwarden_operator.rotation import RotationPhase
+from blockwarden_operator.rotation import MAX_ID_LENGTH, RotationPhase
 
 from .base import ApiModel, list_map
 from .conditions import Condition, Time
@@ -14,7 +14,8 @@ from .spec import MAX_TENANTS
 
 Count = Annotated[int, Field(ge=0)]
 Generation = Annotated[int, Field(ge=1)]
-RotationId = Annotated[str, Field(max_length=1024)]
+RotationId = Annotated[str, Field(max_length=MAX_ID_LENGTH)]
+MAX_WAITING: Final = 128
 
 
 class StatusModel(ApiModel):
@@ -45,7 +46,8 @@ class RotationStatus(StatusModel):
     """Where the rotation of salts is."""
 
     observed_id: RotationId | None = Field(None, alias="observedID")
-    """The last id of the annotation blockwarden.dev/rotate-salt that was acted upon."""
+    """The last id of the annotation blockwarden.dev/rotate-salt that was acted upon; one of more than 128 characters stands as
+    `sha256:` and its digest."""
     tenant_ids: Annotated[dict[str, RotationId], Field(max_length=2 * MAX_TENANTS)] | None = Field(None, alias="tenantIDs")
     """The last ids of the annotations blockwarden.dev/rotate-salt.<tenant> that were acted upon, by tenant."""
     phase: RotationPhase = RotationPhase.IDLE
@@ -61,8 +63,8 @@ class RotationStatus(StatusModel):
     """When the phase began."""
     deadline: Time | None = None
     """When Draining ends at the latest: requests still running under old salts are then ended."""
-    waiting_for: Annotated[tuple[Annotated[str, Field(max_length=253)], ...], Field(max_length=128)] | None = None
-    """The pods that the phase waits for."""
+    waiting_for: Annotated[tuple[Annotated[str, Field(max_length=253)], ...], Field(max_length=MAX_WAITING)] | None = None
+    """The pods that the phase waits for; the first 128 of them."""
 
 
 class TenantStatus(StatusModel):

@@ -22,11 +22,11 @@ class PodSecurity(ApiModel):
     capabilities or privilege escalation and under the runtime's default seccomp profile; no field here takes that back."""
 
     run_as_user: Identity | None = None
-    """The user id; the image's when left out. Never 0."""
+    """The user id; 65532 when left out, whatever the image says. Never 0."""
     run_as_group: Identity | None = None
-    """The group id; the image's when left out. Never 0."""
+    """The group id; 65532 when left out, whatever the image says. Never 0."""
     fs_group: Identity | None = None
-    """The group that owns mounted volumes. Never 0."""
+    """The group that owns mounted volumes; 65532 when left out. Never 0."""
     supplemental_groups: Annotated[tuple[Identity, ...], Field(max_length=16, json_schema_extra=ATOMIC)] | None = None
     """Further group ids. Never 0."""
 

@@ -26,7 +26,7 @@ def public_port(spec: TenantPolicySpec) -> int:
 def endpoint(spec: TenantPolicySpec, owner: Owner) -> str:
     """The base URL of the API within the cluster."""
     scheme = "https" if spec.gateway.tls else "http"
-    return f"{scheme}://{owner.service_host(Component.GATEWAY)}:{public_port(spec)}/v1"
+    return f"{scheme}://{owner.server_name(Component.GATEWAY)}:{public_port(spec)}/v1"
 
 
 def render_gateway(spec: TenantPolicySpec, owner: Owner, *, default_image: str) -> list[Manifest]:

@@ -104,11 +104,8 @@ class Owner:
         return f"{self.name}-default-deny"
 
     def server_name(self, component: Component) -> str:
-        """The name in the certificate of a component; it survives restarts, re-scheduling and renewal."""
-        return f"{self.name}-{component}.{self.namespace}.svc"
-
-    def service_host(self, component: Component) -> str:
-        """The DNS name of a component's Service."""
+        """The DNS name of a component's Service, and the name in its certificates; it survives restarts, re-scheduling and
+        renewal."""
         return f"{self.name}-{component}.{self.namespace}.svc"
 
 

@@ -11,20 +11,27 @@ from typing import Final
 
 from blockwarden_core.identity import CANARY_TENANT, SHARED_TENANT, Scope
 from blockwarden_core.layout import ENGINE_API_PORT
-from blockwarden_core.policy import EngineAddress, EnginePolicy, GatewayPolicy, GatewayTenant, Limits, ModelAlias, TenantShare
+from blockwarden_core.policy import (
+    MIN_MODEL_LEN,
+    EngineAddress,
+    EnginePolicy,
+    GatewayPolicy,
+    GatewayTenant,
+    Limits,
+    ModelAlias,
+    TenantShare,
+)
 from blockwarden_operator.api import Tenant, TenantPolicySpec
 
 from .names import Component, Owner
 
-CANARY_PROMPT_TOKENS: Final = 321
-"""What a gateway's attestation probe fills: its prompt and one token of the answer."""
 SMALLEST_BLOCK: Final = 16
 
 
 def canary_blocks(spec: TenantPolicySpec) -> int:
     """The blocks kept for the gateways' probes in every engine: two probes side by side, and one block to spare for each."""
     block_size = spec.engine.kv_cache.block_size or SMALLEST_BLOCK
-    return 2 * (math.ceil(CANARY_PROMPT_TOKENS / block_size) + 1)
+    return 2 * (math.ceil(MIN_MODEL_LEN / block_size) + 1)
 
 
 def payers(spec: TenantPolicySpec) -> dict[str, str]:
@@ -58,7 +65,7 @@ def render_gateway_policy(spec: TenantPolicySpec, owner: Owner, version: int) ->
         version=version,
         model=spec.model.name,
         engine=EngineAddress(
-            host=owner.service_host(Component.ENGINE),
+            host=owner.server_name(Component.ENGINE),
             port=ENGINE_API_PORT,
             server_name=owner.server_name(Component.ENGINE),
         ),

@@ -7,21 +7,27 @@ taken into force.
 
 from __future__ import annotations
 
-import hmac
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from .document import Document
-from .errors import RetiredToken, StaleDocument, UnknownTenant, UnsealedDocument
+from .errors import RetiredToken, StaleDocument, UnknownTenant
 from .identity import Scope, TenantName
 from .keys import EngineKeys
-from .salt import MAX_GENERATION, Token, b64url, frame
+from .salt import MAX_GENERATION, Token
+from .sealed import open_sealed, seal
 
 Percent = Annotated[str, Field(pattern=r"^(100|[1-9]?[0-9])%$")]
 Amount = Annotated[int, Field(ge=0)] | Percent
 """A number of KV blocks, or a percentage of the pool."""
 Generation = Annotated[int, Field(ge=1, le=MAX_GENERATION)]
+CANARY_TOKENS: Final = 320
+"""Length of the prompt with which gateways attest engines: more than two blocks of any size up to 159 tokens, more than one up to
+319."""
+MIN_MODEL_LEN: Final = CANARY_TOKENS + 1
+"""The shortest context, in tokens, in which an engine can be attested: the canary's prompt and one token of the answer."""
+_SEALED_AS: Final = "policy"
 
 
 def blocks_of(amount: int | str, pool: int) -> int:
@@ -84,18 +90,9 @@ class EnginePolicy(Document):
         return share
 
 
-class Sealed(Document):
-    """A document with a MAC over its exact bytes."""
-
-    payload: str
-    key_id: str
-    mac: str
-
-
 def seal_policy(policy: EnginePolicy, keys: EngineKeys) -> str:
     """The text of `policy/engine.json`."""
-    payload, key = policy.text(), keys.signing
-    return Sealed(payload=payload, key_id=key.id, mac=_mac(key.key.get_secret_value(), payload)).text()
+    return seal(_SEALED_AS, policy.text(), keys)
 
 
 def open_policy(text: str | bytes, keys: EngineKeys, *, policy_uid: str, in_force: EnginePolicy | None) -> EnginePolicy:
@@ -105,11 +102,7 @@ def open_policy(text: str | bytes, keys: EngineKeys, *, policy_uid: str, in_forc
         DocumentError: unreadable. UnsealedDocument: not sealed by one of `keys`.
         StaleDocument: of another TenantPolicy, or older than `in_force`.
     """
-    sealed = Sealed.read(text)
-    mac = sealed.mac.encode()  # as bytes: compare_digest raises TypeError for text outside ASCII
-    if not any(hmac.compare_digest(mac, _mac(key, sealed.payload).encode()) for key in keys.accepted):
-        raise UnsealedDocument("EnginePolicy: not sealed under this deployment's engine key")
-    policy = EnginePolicy.read(sealed.payload)
+    policy = EnginePolicy.read(open_sealed(_SEALED_AS, text, keys))
     if policy.policy_uid != policy_uid:
         raise StaleDocument("EnginePolicy: written for another TenantPolicy")
     if in_force is not None and policy.version < in_force.version:
@@ -117,10 +110,6 @@ def open_policy(text: str | bytes, keys: EngineKeys, *, policy_uid: str, in_forc
     if in_force is not None and policy.version == in_force.version and policy != in_force:
         raise StaleDocument(f"EnginePolicy: version {policy.version} is in force with other contents")
     return policy
-
-
-def _mac(key: bytes, payload: str) -> str:
-    return b64url(hmac.digest(key, frame("policy", "v1", payload), "sha256"))
 
 
 class Limits(Document):

@@ -21,8 +21,6 @@ from blockwarden_gateway.material import Material
 from blockwarden_gateway.plain import error_code
 from blockwarden_gateway.salting import salt_for
 
-CANARY_TOKENS: Final = 320
-"""Length of the canary's prompt: more than two blocks of any size up to 159 tokens, more than one up to 319."""
 CANARY_VOCABULARY: Final = range(32, 256)
 """Token ids that every model has."""
 

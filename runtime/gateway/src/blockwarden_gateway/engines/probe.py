@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from blockwarden_core import layout
+from blockwarden_core.policy import CANARY_TOKENS
 from blockwarden_core.report import Attestation
 from blockwarden_gateway.errors import SaltUnavailable, UpstreamError
 from blockwarden_gateway.material import Material
@@ -15,7 +16,6 @@ from blockwarden_gateway.routes.completions import ROUTE as COMPLETIONS
 from blockwarden_gateway.salting import salt_for
 
 from .attestation import (
-    CANARY_TOKENS,
     CANARY_VOCABULARY,
     Answer,
     Inconclusive,
