@@ -23,6 +23,7 @@ from .api import (
     SecretsReason,
     WorkloadReason,
 )
+from .api.conditions import MAX_MESSAGE
 from .checks import Refusal
 from .observed import Pod, PortProbe
 from .render.names import Manifest
@@ -214,7 +215,7 @@ def plan_conditions(
                 observed_generation=generations[verdict.type],
                 last_transition_time=last.last_transition_time if last is not None and unchanged else now,
                 reason=str(verdict.reason),
-                message=verdict.message,
+                message=verdict.message[:MAX_MESSAGE],
             )
         )
     return tuple(planned)

@@ -54,11 +54,11 @@ class Kube:
         identity = {"apiVersion": answer["apiVersion"], "kind": kind}
         return [{**item, **identity} for item in answer.get("items") or []]
 
-    async def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+    async def apply(self, manifest: Manifest) -> Manifest:
         """Server-side apply; fields that other managers hold are taken from them."""
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata["namespace"], metadata["name"])
-        return await self._apply(path, manifest, dry_run=dry_run)
+        return await self._apply(path, manifest)
 
     async def apply_status(self, policy: Manifest, status: Mapping[str, Any]) -> Manifest:
         """Server-side apply of the whole status of the TenantPolicy that was read (and of none that took its name since)."""
@@ -101,7 +101,7 @@ class Kube:
                 f"the cluster does not serve {PLURAL}.{GROUP}/{VERSION}: install the chart blockwarden-crds first"
             ) from None
 
-    async def _apply(self, path: str, body: Manifest, *, dry_run: bool = False) -> Manifest:
+    async def _apply(self, path: str, body: Manifest) -> Manifest:
         return await self._call(
             "patch",
             path,
@@ -109,7 +109,6 @@ class Kube:
             content_type="application/apply-patch+yaml",
             field_manager=FIELD_MANAGER,
             force_conflicts=True,
-            dry_run="All" if dry_run else None,
         )
 
     async def _call(self, method: str, path: str, *, body: Any = None, **parameters: Any) -> Manifest:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from blockwarden_core.errors import DocumentError
 from blockwarden_core.identity import CANARY_TENANT
 from blockwarden_core.keys import ApiKeys, EngineKeys, SaltKeyring
-from blockwarden_core.policy import EnginePolicy, GatewayPolicy, Sealed, open_policy, seal_policy
+from blockwarden_core.policy import EnginePolicy, GatewayPolicy, open_policy, seal_policy
 
 from .api import Tenant, TenantPolicySpec, TenantPolicyStatus
 from .errors import KeyMaterialError
@@ -81,12 +81,13 @@ def plan_material(
 ) -> Material:
     """The material of a policy for this spec, at most one rotation phase further than it is."""
     engine_keys = read_engine_keys(observed.child("Secret", owner.engine_key))
-    stored_policy = read_engine_policy(observed.child("ConfigMap", owner.engine))
-    seen = _highest_generations(status, stored_policy)
+    stored_policy = read_engine_policy(observed, owner)
+    keyring_secret = observed.child("Secret", owner.salt_keyring)
+    seen = _highest_generations(status, stored_policy, _read_record(keyring_secret))
     given = RotationInput(
         requested=requested_ids(observed.policy["metadata"].get("annotations") or {}),
         payers=payers(spec),
-        stored=read_rotation(observed.child("Secret", owner.salt_keyring), status, stored_policy),
+        stored=read_rotation(keyring_secret, status, stored_policy),
         generations=seen,
         gateways=observed.gateways,
         engines=observed.engines,
@@ -96,7 +97,7 @@ def plan_material(
     )
     rotation = plan_rotation(given, entropy)
     keys = engine_keys or new_engine_keys(entropy)
-    policy, sealed = _plan_engine_policy(observed, spec, owner, rotation, keys)
+    policy, sealed = _plan_engine_policy(observed, spec, owner, rotation, keys, stored_policy)
     generated, renewed = _plan_generated_keys(observed, spec, owner, entropy)
     api_keys, problems = plan_api_keys(_credentials(observed, spec, generated))
     return Material(
@@ -120,11 +121,16 @@ def read_rotation(manifest: Manifest | None, status: TenantPolicyStatus, policy:
     keyring = read_keyring(manifest)
     if keyring is None or manifest is None:
         return None
-    text = (manifest["metadata"].get("annotations") or {}).get(RECORD_ANNOTATION, "")
+    return RotationState(keyring, _read_record(manifest) or _recover_record(keyring, status, policy))
+
+
+def _read_record(manifest: Manifest | None) -> RotationRecord | None:
+    """The record beside the keyring, whether or not the keyring itself can be read; None where it is missing or damaged."""
+    text = (((manifest or {}).get("metadata") or {}).get("annotations") or {}).get(RECORD_ANNOTATION, "")
     try:
-        return RotationState(keyring, RotationRecord.read(text))
+        return RotationRecord.read(text)
     except DocumentError:
-        return RotationState(keyring, _recover_record(keyring, status, policy))
+        return None
 
 
 def _recover_record(keyring: SaltKeyring, status: TenantPolicyStatus, policy: EnginePolicy | None) -> RotationRecord:
@@ -144,40 +150,55 @@ def _recover_record(keyring: SaltKeyring, status: TenantPolicyStatus, policy: En
     return RotationRecord(phase=RotationPhase.DISTRIBUTING if unfinished else RotationPhase.IDLE, ids=ids, previous=previous)
 
 
-def read_engine_policy(manifest: Manifest | None) -> EnginePolicy | None:
-    """The engine policy in its ConfigMap, whoever sealed it; None where it is missing or damaged."""
-    text = ((manifest or {}).get("data") or {}).get(engine.POLICY_FILE)
+def read_engine_policy(observed: Observed, owner: Owner) -> EnginePolicy | None:
+    """The engine policy in its ConfigMap, sealed by one of the stored engine keys; None where it is missing, damaged or not ours.
+
+    Whoever edits the ConfigMap must not thereby decide about generations and versions: both only rise, so that one forged
+    number would be with the policy for ever.
+    """
+    keys = read_engine_keys(observed.child("Secret", owner.engine_key))
+    text = _policy_text(observed, owner)
     try:
-        return EnginePolicy.read(Sealed.read(text).payload) if text is not None else None
+        return open_policy(text, keys, policy_uid=owner.uid, in_force=None) if keys is not None else None
     except DocumentError:
         return None
 
 
-def _highest_generations(status: TenantPolicyStatus, policy: EnginePolicy | None) -> dict[str, int]:
-    """The highest generation of each token tenant that is known outside the keyring; empty for a policy that never ran."""
-    seen = {share.name: share.generation for share in policy.tenants} if policy else {}
-    for tenant in status.tenants:
-        if tenant.salt_generation is not None:
-            seen[tenant.name] = max(tenant.salt_generation, seen.get(tenant.name, 0))
+def _policy_text(observed: Observed, owner: Owner) -> str:
+    return str(((observed.child("ConfigMap", owner.engine) or {}).get("data") or {}).get(engine.POLICY_FILE) or "")
+
+
+def _highest_generations(
+    status: TenantPolicyStatus, policy: EnginePolicy | None, record: RotationRecord | None
+) -> dict[str, int]:
+    """The highest generation of each token tenant that is known outside the keyring; empty for a policy that never ran.
+
+    The record outlives a keyring that is damaged, and the status outlives both.
+    """
+    known = [(share.name, share.generation) for share in policy.tenants] if policy else []
+    known += [(tenant.name, tenant.salt_generation) for tenant in status.tenants if tenant.salt_generation is not None]
+    if record is not None:
+        known += [*record.departed.items(), *((tenant, left + 1) for tenant, left in record.previous.items())]
+    seen: dict[str, int] = {}
+    for tenant, generation in known:
+        seen[tenant] = max(generation, seen.get(tenant, 0))
     seen.pop(CANARY_TENANT, None)
     return seen
 
 
 def _plan_engine_policy(
-    observed: Observed, spec: TenantPolicySpec, owner: Owner, rotation: RotationState, keys: EngineKeys
+    observed: Observed,
+    spec: TenantPolicySpec,
+    owner: Owner,
+    rotation: RotationState,
+    keys: EngineKeys,
+    last: EnginePolicy | None,
 ) -> tuple[EnginePolicy, str]:
-    """The engine policy and its sealed text: the text in the cluster where it says the same under the same key."""
-    manifest = observed.child("ConfigMap", owner.engine)
-    text = ((manifest or {}).get("data") or {}).get(engine.POLICY_FILE) or ""
-    last = read_engine_policy(manifest)
+    """The engine policy and its sealed text: with a new version only where it says something else, and the same text where it is
+    sealed by the active key."""
     served = served_generations(rotation)
-    if last is not None:
-        try:
-            opened = open_policy(text, EngineKeys(active=keys.active, keys=(keys.signing,)), policy_uid=owner.uid, in_force=None)
-            if opened == render_engine_policy(spec, owner, served, opened.version):
-                return opened, text
-        except DocumentError:
-            pass  # sealed by a key that is gone, or edited: sealed anew below
+    if last is not None and last == render_engine_policy(spec, owner, served, last.version):
+        return last, seal_policy(last, keys)
     reported = [report.policy_version for report in observed.engines.values() if report is not None]
     version = _next_version(observed, [last.version if last else 0, *reported])
     policy = render_engine_policy(spec, owner, served, version)

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
+from .accepted import read_accepted
 from .api import TenantPolicy, TenantPolicySpec
 from .checks import secret_references
 from .errors import InvalidPolicy, KeyMaterialError
 from .internal import Inspector
 from .kube import Kube
 from .observed import Observed, Pod, read_pod
-from .plan import read_accepted
 from .queue import Key
 from .render.names import COMPONENT_LABEL, INSTANCE_LABEL, MANAGED_BY_SELECTOR, Component, Manifest, Owner
 from .render.weights import weights_job

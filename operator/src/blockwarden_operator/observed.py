@@ -110,8 +110,3 @@ class Observed:
 def parse_time(text: str) -> datetime:
     """A Kubernetes timestamp."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
-
-
-def format_time(moment: datetime) -> str:
-    """A Kubernetes timestamp: UTC, whole seconds."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -9,7 +9,7 @@ a pod could still have made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -46,7 +46,7 @@ class Pair:
     """A certificate and its key."""
 
     certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class LeafSpec:
 class Pki:
     """The planned contents of the TLS Secrets, by Secret name; which were lost; when to look again."""
 
-    data: Mapping[str, Mapping[str, bytes]]
+    data: Mapping[str, Mapping[str, bytes]] = field(repr=False)
     ca_replaced: bool
     due: datetime
 

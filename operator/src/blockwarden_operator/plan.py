@@ -4,7 +4,6 @@ knows no client, so that every decision of the operator can be tested, and expla
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from .accepted import InForce, read_accepted, render_accepted
 from .api import Condition, ConditionType, TenantPolicy, TenantPolicySpec, TenantPolicyStatus
 from .api.conditions import AcceptedReason
 from .checks import CheckInput, Refusal, check_spec
@@ -33,7 +33,7 @@ from .material import Material, plan_material
 from .observed import Observed, Pod
 from .render.engine import render_engine, render_engine_deployment
 from .render.gateway import render_gateway
-from .render.names import Component, Manifest, Owner, render_object
+from .render.names import Component, Manifest, Owner
 from .render.network import render_network
 from .render.shares import canary_blocks
 from .render.weights import render_weights, weights_job
@@ -49,9 +49,6 @@ UNREADY_SECONDS: Final = 3.0
 REFUSED_SECONDS: Final = 10.0
 """What a refusal is about may be mended elsewhere: a Secret created, an object of the same name removed."""
 STEADY_SECONDS: Final = 60.0
-ACCEPTED_FILE: Final = "spec.json"
-ACCEPTED_GENERATION: Final = "generation"
-_ABOUT_OTHER_OBJECTS: Final = frozenset({AcceptedReason.MODEL_SOURCE_MISSING, AcceptedReason.SECRET_MISSING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +68,6 @@ class Plan:
     status: dict[str, Any]
     notices: tuple[Notice, ...]
     requeue_after: float
-
-
-@dataclass(frozen=True, slots=True)
-class InForce:
-    """The spec to run, which is the last accepted one where the present one is refused."""
-
-    spec: TenantPolicySpec
-    generation: int
 
 
 def plan_policy(observed: Observed, settings: Settings, entropy: Entropy) -> Plan:
@@ -138,28 +127,6 @@ def plan_spec(observed: Observed, settings: Settings, owner: Owner) -> tuple[InF
     return InForce(spec, generation), None
 
 
-def read_accepted(observed: Observed, owner: Owner) -> InForce | None:
-    """The last accepted spec; None where there was none, or none that this version of the operator can read and would accept.
-
-    Whether the objects that it refers to are still there does not matter; whether it keeps isolation does, since the ConfigMap
-    could have been edited while the present spec is refused.
-    """
-    data = (observed.child("ConfigMap", owner.accepted) or {}).get("data") or {}
-    try:
-        force = InForce(TenantPolicySpec.read(data.get(ACCEPTED_FILE, "")), int(data[ACCEPTED_GENERATION]))
-    except (ValueError, KeyError):
-        return None
-    refusal = check_spec(CheckInput(spec=force.spec, referenced=observed.referenced, reserved_blocks=canary_blocks(force.spec)))
-    return None if refusal is not None and refusal.reason not in _ABOUT_OTHER_OBJECTS else force
-
-
-def render_accepted(owner: Owner, force: InForce) -> Manifest:
-    """The ConfigMap with the spec in force: what a refused change falls back to, also after a restart of the operator."""
-    text = json.dumps(force.spec.manifest(), sort_keys=True, separators=(",", ":"))
-    data = {ACCEPTED_FILE: text, ACCEPTED_GENERATION: str(force.generation)}
-    return render_object("ConfigMap", owner, owner.accepted, Component.POLICY, {"data": data})
-
-
 def plan_children(
     observed: Observed, force: InForce, owner: Owner, settings: Settings, material: Material
 ) -> tuple[list[Manifest], set[tuple[str, str]]]:
@@ -169,7 +136,7 @@ def plan_children(
     wanted = [
         *render_network(spec, owner, operator=settings.operator, dns=settings.dns),
         *material.manifests(owner),
-        render_accepted(owner, force),
+        render_accepted(owner, force, material.engine_keys),
         *render_weights(spec, owner, default_image=settings.engine_image),
         *render_engine(owner),
         *render_gateway(spec, owner, default_image=settings.gateway_image),

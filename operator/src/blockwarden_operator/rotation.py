@@ -13,6 +13,7 @@ loses nor repeats anything: the next plan starts from the same state and the sam
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -35,6 +36,9 @@ EVERYONE: Final = ""
 """The key of the id that rotates every tenant."""
 CANARY_GENERATION: Final = 2
 """Constant, and above 1 so that a retired canary token exists."""
+MAX_ID_LENGTH: Final = 128
+"""Longer ids are recorded as their digest: the record lies in an annotation and in the status, which have limits of their own."""
+LONG_ID_PREFIX: Final = "sha256:"
 DRAIN_SECONDS: Final = 600
 """How long requests of an old generation may take to finish before the engines end them."""
 
@@ -99,21 +103,28 @@ class RotationInput:
 
 
 def requested_ids(annotations: Mapping[str, str]) -> dict[str, str]:
-    """The rotation ids asked for: {EVERYONE or tenant: id}. An empty id asks for nothing."""
+    """The rotation ids asked for: {EVERYONE or tenant: id}. An empty id asks for nothing, a long one is its digest."""
     found = {}
     for name, value in annotations.items():
         if value and name == ROTATE_ANNOTATION:
-            found[EVERYONE] = value
+            found[EVERYONE] = recorded_id(value)
         elif value and name.startswith(ROTATE_ANNOTATION + "."):
-            found[name.removeprefix(ROTATE_ANNOTATION + ".")] = value
+            found[name.removeprefix(ROTATE_ANNOTATION + ".")] = recorded_id(value)
     return found
+
+
+def recorded_id(id_: str) -> str:
+    """An id as it is recorded: itself, or the digest of one that is too long. What it returns is recorded as itself."""
+    if len(id_) <= MAX_ID_LENGTH:
+        return id_
+    return LONG_ID_PREFIX + hashlib.sha256(id_.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def plan_rotation(given: RotationInput, entropy: Entropy) -> RotationState:
     """The state to store next: the stored one, at most one phase further. Equal to the stored one when nothing is to do."""
     if given.stored is None or is_lost(given):
         return _begin_without_keyring(given, entropy)
-    state = _follow_tenants(given.stored, given)
+    state = _follow_tenants(_forget_ids(given.stored, given), given)
     match state.record.phase:
         case RotationPhase.IDLE:
             return _begin_if_asked(state, given, entropy)
@@ -204,10 +215,7 @@ def _begin_if_asked(state: RotationState, given: RotationInput, entropy: Entropy
     everyone = EVERYONE in fresh
     if everyone:
         tenants = payers
-    ids = {
-        **state.record.ids,
-        **{who: id_ for who, id_ in fresh.items() if who == EVERYONE or given.payers.get(who, who) in payers},
-    }
+    ids = {**state.record.ids, **_ids_of_tenants(fresh, given)}
     if not tenants:
         return RotationState(state.keyring, state.record.model_copy(update={"ids": ids}))
     return _begin(state, tenants, ids, given.now, new_secret=everyone, entropy=entropy)
@@ -249,12 +257,22 @@ def _begin_without_keyring(given: RotationInput, entropy: Entropy) -> RotationSt
         since=given.now,
         rotated_at=given.now if lost else None,
         forced=lost,
-        ids=dict(given.requested),
+        ids=_ids_of_tenants(given.requested, given),
         previous=previous,
         departed=departed,
     )
     keyring = SaltKeyring(secrets=(new_salt_secret(entropy),), generations={**generations, CANARY_TENANT: CANARY_GENERATION})
     return RotationState(keyring, record)
+
+
+def _forget_ids(state: RotationState, given: RotationInput) -> RotationState:
+    """The ids of tenants that are gone go too: tenants may come and go without end, and the record must not grow with them."""
+    return RotationState(state.keyring, state.record.model_copy(update={"ids": _ids_of_tenants(state.record.ids, given)}))
+
+
+def _ids_of_tenants(ids: Mapping[str, str], given: RotationInput) -> dict[str, str]:
+    known = {EVERYONE, *given.payers, *given.payers.values()}
+    return {who: recorded_id(id_) for who, id_ in ids.items() if who in known}
 
 
 def _follow_tenants(state: RotationState, given: RotationInput) -> RotationState:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from blockwarden_core.errors import DocumentError
@@ -93,7 +93,7 @@ class Credential:
     tenant: str
     user: str | None
     origin: str
-    value: bytes | None
+    value: bytes | None = field(repr=False)
 
 
 def check_credential(credential: Credential) -> str | None:

@@ -11,6 +11,7 @@ from typing import Final
 from blockwarden_core.identity import CANARY_TENANT, SHARED_TENANT
 
 from .api import (
+    MAX_WAITING,
     Condition,
     ConditionType,
     PodCount,
@@ -26,7 +27,16 @@ from .observed import Observed
 from .render.gateway import endpoint
 from .render.names import Owner
 from .render.shares import payers
-from .rotation import EVERYONE, RotationPhase, RotationState, waiting_for_engines, waiting_for_gateways
+from .rotation import (
+    EVERYONE,
+    LONG_ID_PREFIX,
+    MAX_ID_LENGTH,
+    RotationPhase,
+    RotationRecord,
+    RotationState,
+    waiting_for_engines,
+    waiting_for_gateways,
+)
 
 
 class EventReason(StrEnum):
@@ -111,7 +121,7 @@ def _rotation(observed: Observed, owner: Owner, state: RotationState, drain_seco
         rotated_at=_moment(record.rotated_at) if record.rotated_at is not None else None,
         phase_since=_moment(record.since),
         deadline=_moment(record.since) + timedelta(seconds=drain_seconds) if draining else None,
-        waiting_for=tuple(_waiting_for(observed, owner, state)) or None,
+        waiting_for=tuple(_waiting_for(observed, owner, state)[:MAX_WAITING]) or None,
     )
 
 
@@ -122,7 +132,7 @@ def _waiting_for(observed: Observed, owner: Owner, state: RotationState) -> list
         case RotationPhase.DISTRIBUTING:
             uids = waiting_for_gateways(state.keyring, observed.gateways)
         case RotationPhase.RETIRING:
-            policy = read_engine_policy(observed.child("ConfigMap", owner.engine))
+            policy = read_engine_policy(observed, owner)
             uids = waiting_for_engines(state, policy, observed.engines)
         case RotationPhase.IDLE | RotationPhase.DRAINING:
             uids = []
@@ -176,6 +186,13 @@ def _replacements(material: Material) -> list[Notice]:
     return notices
 
 
+def _long_ids(record: RotationRecord) -> str:
+    """A sentence about ids that are not recorded as they stand in the annotation; empty where there are none."""
+    if not any(id_.startswith(LONG_ID_PREFIX) for id_ in record.ids.values()):
+        return ""
+    return f"; an id of more than {MAX_ID_LENGTH} characters is recorded as its digest: annotate with a shorter one"
+
+
 def _phases(previous: TenantPolicyStatus, state: RotationState) -> list[Notice]:
     last = previous.rotation.phase if previous.rotation else RotationPhase.IDLE
     phase = state.record.phase
@@ -185,5 +202,5 @@ def _phases(previous: TenantPolicyStatus, state: RotationState) -> list[Notice]:
         return [Notice(False, EventReason.ROTATION_FINISHED, "nothing of the old salt generation is left")]
     if phase is RotationPhase.DISTRIBUTING:
         tenants = ", ".join(sorted(state.record.previous))
-        return [Notice(False, EventReason.ROTATION_STARTED, f"new salts for {tenants[:900]}")]
+        return [Notice(False, EventReason.ROTATION_STARTED, f"new salts for {tenants[:700]}{_long_ids(state.record)}")]
     return [Notice(False, EventReason.ROTATION_ADVANCED, f"rotation is {phase}")]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from blockwarden_operator.pki import CA_LIFETIME, CA_RENEWAL, FORGET, LEAF_LIFETIME, LEAF_RENEWAL, OVERLAP, Pki, plan_pki
@@ -35,7 +36,7 @@ def bundle(data: Mapping[str, bytes]) -> list[x509.Certificate]:
 def issued_by(data: Mapping[str, bytes], ca: x509.Certificate) -> bool:
     try:
         certificate(data).verify_directly_issued_by(ca)
-    except Exception:
+    except (ValueError, InvalidSignature):
         return False
     return True
 
