@@ -12,6 +12,7 @@ from blockwarden_core.errors import RetiredToken, TokenError
 from blockwarden_core.hooks import REQUIRED_HOOKS
 from blockwarden_core.keys import SaltKeyring
 from blockwarden_core.policy import EnginePolicy
+from blockwarden_core.refusal import NEVER_FITS, render_refusal
 from blockwarden_core.report import Attestation
 from blockwarden_core.salt import verify_token
 from blockwarden_gateway.engines.attestation import (
@@ -196,7 +197,8 @@ CONTEXT = b'{"error":{"message":"This model\'s maximum context length is 2048 to
         (400, CONTEXT, 400, "does not fit the model's context of 2048 tokens"),
         (400, said("max_tokens=9000 cannot be greater than max_model_len=max_total_tokens=4096. Please"), 400, "engine refused"),
         (400, said("max_tokens=9000 cannot be greater than max_model_len=4096. Please v1.acme.1"), 400, "context of 4096 tokens"),
-        (400, said("the request needs more blocks than its tenant may hold: shorten it"), 400, "this tenant's share"),
+        (400, said(render_refusal(NEVER_FITS, "v1.acme.1")), 400, "this tenant's share"),
+        (400, said("quoted: " + render_refusal(NEVER_FITS, "v1.acme.1")), 400, "the engine refused the request"),
         (400, said('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'), 400, "tools: "),
         (400, b'{"error":{"message":"v1.acme.1.salt"}}', 400, "the engine refused the request"),
         (422, b"[", 400, "the engine refused the request"),
@@ -217,5 +219,6 @@ def test_an_engines_refusal_becomes_our_own_sentence(status, body, own, says):
 
 def test_a_retired_salt_is_known_by_its_code():
     assert is_retired(403, refusal(RetiredToken.code))
+    assert is_retired(403, said(render_refusal(RetiredToken.code, "found out after the middleware")))
     assert not is_retired(403, refusal("salt_forged"))
     assert not is_retired(400, refusal(RetiredToken.code))

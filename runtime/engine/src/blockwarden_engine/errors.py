@@ -27,6 +27,7 @@ No message holds a prompt, a salt, a token or a key.
 from __future__ import annotations
 
 from blockwarden_core.errors import BlockwardenError, DocumentError
+from blockwarden_core.refusal import NEVER_FITS
 
 
 class PolicyTooLarge(DocumentError):
@@ -78,7 +79,7 @@ class RequestRefused(BlockwardenError):
 class NeverFits(RequestRefused):
     """The request needs more blocks than its tenant may ever hold here."""
 
-    code = "request_too_large"
+    code = NEVER_FITS
 
 
 class MediaRefused(RequestRefused):

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from blockwarden_core.errors import TokenError
 from blockwarden_core.policy import TenantShare
+from blockwarden_core.refusal import render_refusal
 
 from .admission import process_admission
 from .compat import check_engine, hook_api
@@ -62,9 +63,9 @@ def _admitting_input(original: Any) -> Any:
         try:
             _fit(request, _admit(request))
         except TokenError as error:
-            raise hook_api().GracefulHTTPError(str(error), HTTPStatus.FORBIDDEN) from None
+            raise hook_api().GracefulHTTPError(render_refusal(error.code, str(error)), HTTPStatus.FORBIDDEN) from None
         except RequestRefused as error:
-            raise hook_api().GracefulHTTPError(str(error), HTTPStatus.BAD_REQUEST) from None
+            raise hook_api().GracefulHTTPError(render_refusal(error.code, str(error)), HTTPStatus.BAD_REQUEST) from None
         return request
 
     return process_inputs

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from blockwarden_core.errors import RetiredToken
+from blockwarden_core.refusal import NEVER_FITS, read_refusal
 
 from .errors import EngineFailed, EngineUnavailable, InvalidRequest, LimitReached, Refusal
 
@@ -26,24 +27,19 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], str, str], ...]] = (
         "max_tokens",
     ),
     (
-        re.compile(r"more blocks than its tenant may hold"),
-        "the request is larger than this tenant's share of the engine: shorten the prompt or lower max_tokens",
-        "max_tokens",
-    ),
-    (
         re.compile(r"tool[- ]call[- ]parser"),
         "tools: the model is served without tool calls here: leave tools out or set tool_choice to none",
         "tools",
     ),
 )
-"""What an engine says, what the client is told, and which field it is about; only digits are taken over."""
+"""What vLLM says, what the client is told, and which field it is about; only digits are taken over.
+vLLM has no codes for these."""
 _QUESTIONABLE: Final = frozenset({400, 413, 422})
 
 
 def error_code(body: bytes) -> str | None:
-    """The code in an engine's error answer."""
-    code = _error(body).get("code")
-    return code if isinstance(code, str) else None
+    """The code in an engine's error answer: our middleware's own, or the one that an error of vLLM's carries in its text."""
+    return _code(_error(body))
 
 
 def is_retired(status: int, body: bytes) -> bool:
@@ -63,11 +59,19 @@ def plain_refusal(status: int, body: bytes) -> Refusal:
 
 
 def _invalid(error: dict[str, Any]) -> InvalidRequest:
+    if _code(error) == NEVER_FITS:
+        said = "the request is larger than this tenant's share of the engine: shorten the prompt or lower max_tokens"
+        return InvalidRequest(said, param="max_tokens")
     text = str(error.get("message", ""))
     for pattern, sentence, param in _KNOWN:
         if match := pattern.search(text):
             return InvalidRequest(sentence.format(*match.groups()), param=param)
     return InvalidRequest("the engine refused the request: check prompt, sampling fields and schema against the model")
+
+
+def _code(error: dict[str, Any]) -> str | None:
+    code = error.get("code")
+    return code if isinstance(code, str) else read_refusal(error.get("message"))
 
 
 def _error(body: bytes) -> dict[str, Any]:

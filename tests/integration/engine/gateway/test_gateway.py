@@ -6,6 +6,7 @@ Both are the real processes. The expected salts are derived here, by core, from 
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -127,6 +128,13 @@ def test_the_same_check_catches_a_client_without_a_gateway(front: Any, path: str
     assert answer.status == 200, answer.body
     with pytest.raises(AssertionError, match=seen):
         check_record(front.records(), salt_of_ann(front))
+
+
+def test_a_request_beyond_its_tenants_share_is_told_so(front: Any, path: str, body_for: Any) -> None:
+    reply = front.post(path, body_for(fresh("huge"), max_tokens=800), ANN)
+    error = json.loads(reply.body)["error"]
+    assert (reply.status, error["param"]) == (400, "max_tokens")
+    assert "this tenant's share" in error["message"]
 
 
 Who = tuple[tuple[str, str], str | None]
