@@ -13,6 +13,7 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -44,13 +45,18 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30
     settings.posting.loggers = False
     settings.posting.reporting_component = FIELD_MANAGER
-    settings.persistence.finalizer = "blockwarden.dev/teardown"
     return settings
 
 
-async def log_in(**kwargs: Any) -> kopf.ConnectionInfo | None:
-    """kopf's credentials: the pod's service account, or a kubeconfig."""
-    return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+def login_with(kubeconfig: str | None) -> Callable[..., Awaitable[kopf.ConnectionInfo | None]]:
+    """kopf's credentials, by the rule of `kube.connect`: a kubeconfig where one is given, else the pod's service account. By two
+    rules the watches and the writes could be two clusters'."""
+    login = kopf.login_with_service_account if kubeconfig is None else kopf.login_with_kubeconfig
+
+    async def log_in(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return login(**kwargs)
+
+    return log_in
 
 
 async def run(settings: Settings, stop: asyncio.Event) -> None:
@@ -91,7 +97,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
 
 async def _serve(settings: Settings, stop: asyncio.Event, health: Health, runner: QueueRunner, enqueue: Any) -> None:
     registry, kopf_config = kopf.OperatorRegistry(), kopf_settings()
-    kopf.on.login(registry=registry)(log_in)
+    kopf.on.login(registry=registry)(login_with(settings.kubeconfig))
     register(registry, kopf_config, enqueue)
     site = web.AppRunner(make_app(health), access_log=None)
     await site.setup()

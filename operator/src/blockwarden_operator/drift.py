@@ -36,8 +36,14 @@ _SUFFIXES: Final = {
     "Ti": Decimal(2) ** 40,
     "Pi": Decimal(2) ** 50,
 }
-_LEFT_TO_OTHERS: Final = (("f:metadata",), ("f:status",), ("f:spec", "f:template", "f:metadata", "f:annotations"))
-"""Other managers may label and annotate, and `kubectl rollout restart` annotates the pod template."""
+_RESTARTED_AT: Final = "f:kubectl.kubernetes.io/restartedAt"
+_LEFT_TO_OTHERS: Final = (
+    ("f:metadata",),
+    ("f:status",),
+    ("f:spec", "f:template", "f:metadata", "f:annotations", _RESTARTED_AT),
+)
+"""Other managers may label and annotate the object, and `kubectl rollout restart` annotates the pod template. No other annotation
+of pods is anybody else's: one of them adds a network interface that no NetworkPolicy confines."""
 
 
 def with_shape(desired: Manifest) -> Manifest:
@@ -130,7 +136,7 @@ def _is_ours(entry: dict[str, Any]) -> bool:
 
 
 def _without(fields: dict[str, Any], at: tuple[str, ...]) -> dict[str, Any]:
-    """`fields` less what is left to others."""
+    """`fields` less what is left to others; a container whose fields are all theirs is theirs too."""
     rest: dict[str, Any] = {}
     for key, value in fields.items():
         path = (*at, key)
@@ -139,7 +145,7 @@ def _without(fields: dict[str, Any], at: tuple[str, ...]) -> dict[str, Any]:
         inner = _without(value, path)
         if inner or not value:
             rest[key] = inner
-    return rest
+    return {} if rest.keys() == {"."} else rest
 
 
 def _only_left(fields: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from .checks import secret_references
 from .errors import InvalidPolicy, KeyMaterialError
 from .internal import Inspector
 from .kube import Kube
-from .observed import Observed, Pod, read_pod
+from .observed import Observed, Pod, is_of_deployment, read_pod
 from .queue import Key
 from .render.names import COMPONENT_LABEL, INSTANCE_LABEL, MANAGED_BY_SELECTOR, Component, Manifest, Owner
 from .render.weights import weights_job
@@ -136,9 +136,15 @@ async def _observe_claims(kube: Kube, namespace: str, specs: Iterable[TenantPoli
 
 
 async def _observe_pods(kube: Kube, owner: Owner) -> list[Pod]:
-    components = f"{Component.ENGINE},{Component.GATEWAY}"
-    selector = f"{MANAGED_BY_SELECTOR},{INSTANCE_LABEL}={owner.name},{COMPONENT_LABEL} in ({components})"
-    return [read_pod(manifest) for manifest in await kube.select("Pod", owner.namespace, selector=selector)]
+    """The pods of the policy's two Deployments, whatever else carries their labels."""
+    deployments = {Component.ENGINE.value: owner.engine, Component.GATEWAY.value: owner.gateway}
+    selector = f"{MANAGED_BY_SELECTOR},{INSTANCE_LABEL}={owner.name},{COMPONENT_LABEL} in ({','.join(deployments)})"
+    found = await kube.select("Pod", owner.namespace, selector=selector)
+    return [
+        read_pod(manifest)
+        for manifest in found
+        if is_of_deployment(manifest, deployments[manifest["metadata"]["labels"][COMPONENT_LABEL]])
+    ]
 
 
 def _authority(children: dict[Ref, Manifest], owner: Owner) -> bytes | None:

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Final
 
 from blockwarden_core.report import EngineReport, GatewayReport
 
 from .render.names import COMPONENT_LABEL, Manifest
+
+TEMPLATE_LABEL: Final = "pod-template-hash"
+"""Set by a Deployment's controller on its ReplicaSets and their pods; ends the ReplicaSet's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,22 @@ def read_pod(manifest: Manifest) -> Pod:
         finished=status.get("phase") in ("Succeeded", "Failed"),
         leaves_at=parse_time(leaving) if leaving else None,
         trouble=_trouble(status),
+    )
+
+
+def is_of_deployment(manifest: Manifest, deployment: str) -> bool:
+    """Whether a pod is of this Deployment: its controller is a ReplicaSet of the name that only this Deployment gives.
+
+    Labels alone say nothing: whoever copies a gateway's would make every phase wait for a pod that never answers. The name is
+    compared and not looked up, since pods outlive a ReplicaSet that was deleted and are still to be waited for.
+    """
+    metadata = manifest["metadata"]
+    digest = (metadata.get("labels") or {}).get(TEMPLATE_LABEL)
+    return bool(digest) and any(
+        reference.get("controller")
+        and (reference.get("apiVersion"), reference.get("kind")) == ("apps/v1", "ReplicaSet")
+        and reference.get("name") == f"{deployment}-{digest}"
+        for reference in metadata.get("ownerReferences") or []
     )
 
 

@@ -29,6 +29,7 @@ from blockwarden_core.hooks import REQUIRED_HOOKS
 from blockwarden_core.keys import EngineKeys, SaltKeyring
 from blockwarden_core.policy import open_policy
 from blockwarden_core.report import EngineReport, EngineSeen, GatewayReport, PoolBlocks, TenantBlocks
+from blockwarden_operator.errors import ClusterError
 from blockwarden_operator.internal import Inspector
 from blockwarden_operator.kube import Kube, connect
 from blockwarden_operator.observed import Observed, Pod
@@ -344,8 +345,17 @@ class Operator:
     async def reconcile(self, times: int = 1) -> float | None:
         again = None
         for _ in range(times):
-            again = await self.reconciler.reconcile((self.cluster.namespace, "demo"))
+            again = await self._reconcile()
         return again
+
+    async def _reconcile(self, tries: int = 5) -> float | None:
+        """One reconcile, tried again as the queue would where a controller wrote to an object after it was read."""
+        try:
+            return await self.reconciler.reconcile((self.cluster.namespace, "demo"))
+        except ClusterError as error:
+            if tries == 1 or not str(error).endswith("422 Invalid"):
+                raise
+        return await self._reconcile(tries - 1)
 
 
 def _hours() -> Any:

@@ -92,6 +92,20 @@ async def test_a_rollout_restart_is_left_to_whoever_asked_for_it(cluster: Any, s
     assert "kubectl.kubernetes.io/restartedAt" in annotations
 
 
+async def test_any_other_annotation_of_pods_goes_again(cluster: Any, served: Any) -> None:
+    """A second network interface is outside every NetworkPolicy; a restart asked for in the same edit stays."""
+    restart, network = "kubectl.kubernetes.io/restartedAt", "k8s.v1.cni.cncf.io/networks"
+    patch = {"spec": {"template": {"metadata": {"annotations": {restart: "now", network: "outside"}}}}}
+    cluster.kubectl("patch", "deployment", "demo-engine", "--type=merge", "-p", json.dumps(patch))
+    edited = cluster.get("deployment", "demo-engine")["spec"]["template"]["metadata"]["annotations"]
+    assert edited == {restart: "now", network: "outside"}, "the edit did not take: the test would prove nothing"
+    await served.reconcile()
+    assert cluster.get("deployment", "demo-engine")["spec"]["template"]["metadata"]["annotations"] == {restart: "now"}
+    served.reconciler.writes.clear()
+    await served.reconcile(2)
+    assert set(served.reconciler.writes) <= {"status"}
+
+
 async def test_what_is_no_longer_declared_disappears(cluster: Any, served: Any, manifest: Any) -> None:
     manifest["spec"]["gateway"]["template"] = {"nodeSelector": {"zone": "a"}, "labels": {"team": "x"}}
     cluster.apply(manifest)
@@ -122,6 +136,15 @@ async def test_a_refused_policy_leaves_everything_as_it_runs(cluster: Any, serve
     assert "spec.gateway.tls.secretName" in accepted["message"]
     assert (await cluster.condition("Ready"))["reason"] == "SecretMissing"
     assert (await cluster.condition("EngineReady"))["status"] == "True"
+
+    copy = cluster.get("configmap", "demo-accepted")["data"]["accepted.json"]
+    edited = copy.replace('\\"replicas\\":1', '\\"replicas\\":7', 1)
+    assert edited != copy, "the edit did not take: the test would prove nothing"
+    cluster.kubectl("patch", "configmap", "demo-accepted", "--type=merge", "-p", json.dumps({"data": {"accepted.json": edited}}))
+    served.restart()
+    await served.reconcile()
+    assert cluster.get("deployment", "demo-engine")["spec"]["replicas"] == 1, "an edited copy never comes into force"
+    cluster.kubectl("patch", "configmap", "demo-accepted", "--type=merge", "-p", json.dumps({"data": {"accepted.json": copy}}))
 
     cluster.kubectl("delete", "networkpolicy", "demo-engine")
     served.restart()

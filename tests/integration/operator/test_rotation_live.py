@@ -94,6 +94,27 @@ async def test_a_rotation_walks_through_its_phases_each_by_a_fresh_operator(clus
     assert {"RotationStarted", "RotationFinished"} <= {event["reason"] for event in await cluster.events()}
 
 
+async def test_a_pod_that_copied_a_gateways_labels_holds_up_nothing(cluster: Any, fleet: Any, served: Any) -> None:
+    (real,) = [fake.pod for fake in fleet.pods.values() if fake.pod.component == "gateway"]
+    labels = cluster.get("pod", real.name)["metadata"]["labels"]
+    del labels["pod-template-hash"]  # with it, the ReplicaSet would adopt the pod and remove it as one too many
+    spec = {"containers": [{"name": "x", "image": "x:1"}], "automountServiceAccountToken": False}
+    twin = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "look-alike", "labels": labels}, "spec": spec}
+    cluster.kubectl("create", "-f", "-", stdin=json.dumps(twin))
+    ready = {"phase": "Running", "podIP": "10.0.9.9", "conditions": [{"type": "Ready", "status": "True"}]}
+    cluster.kubectl("patch", "pod", "look-alike", "--subresource=status", "--type=merge", "-p", json.dumps({"status": ready}))
+    await step(served)
+    assert (await cluster.condition("Ready"))["status"] == "True"
+
+    annotate(cluster, "blockwarden.dev/rotate-salt=r1")
+    await step(served)
+    await step(served)
+    assert (await rotation(cluster))["waitingFor"] == [real.name], "the gateway that is ours and has not answered, and no other"
+    await fleet.refresh(engines=False)
+    await step(served)
+    assert (await rotation(cluster))["phase"] == "Draining"
+
+
 class Killed(Exception):
     """The operator's process is gone."""
 

@@ -22,7 +22,7 @@ from blockwarden_operator.conditions import (
     check_workload,
     plan_conditions,
 )
-from blockwarden_operator.observed import Pod, PortProbe, read_pod
+from blockwarden_operator.observed import Pod, PortProbe, is_of_deployment, read_pod
 from blockwarden_operator.rotation import RotationPhase, RotationRecord
 
 ENGINE = Pod("engine-1", "e1", "10.0.0.1", "engine", True, False, None)
@@ -109,6 +109,31 @@ def test_a_pod_in_trouble_is_named(status: dict[str, Any], trouble: str) -> None
     assert pod.trouble == trouble
     verdict = check_workload(ConditionType.ENGINE_READY, deployment(availableReplicas=1), [pod], replicas=2, drifted=False)
     assert ("pod engine-1: " + trouble in verdict.message) == bool(trouble)
+
+
+def pod_of(replica_set: str, *, kind: str = "ReplicaSet", controller: bool = True, digest: str = "6f9c") -> dict[str, Any]:
+    reference = {"apiVersion": "apps/v1", "kind": kind, "name": replica_set, "uid": "r", "controller": controller}
+    return {"metadata": {"labels": {"pod-template-hash": digest}, "ownerReferences": [reference]}}
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        {"metadata": {"labels": {"pod-template-hash": "6f9c"}}},
+        {"metadata": {}},
+        pod_of("demo-gateway-6f9c", controller=False),
+        pod_of("demo-gateway-6f9c", kind="StatefulSet"),
+        pod_of("demo-gateway-2-6f9c"),
+        pod_of("demo-gateway-", digest=""),
+        pod_of("demo-engine-6f9c"),
+    ],
+)
+def test_a_pod_that_only_looks_like_one_of_ours_is_none(pod: dict[str, Any]) -> None:
+    assert not is_of_deployment(pod, "demo-gateway")
+
+
+def test_a_pod_of_the_deployments_own_replica_set_is_one_of_ours() -> None:
+    assert is_of_deployment(pod_of("demo-gateway-6f9c"), "demo-gateway")
 
 
 def test_no_replicas_serve_nothing() -> None:

@@ -95,6 +95,10 @@ OURS = {
 }
 
 
+RESTARTED = {".": {}, "f:kubectl.kubernetes.io/restartedAt": {}}
+"""As the apiserver records `kubectl rollout restart`: the map of annotations, and the one in it."""
+
+
 def owned_by(*entries: Manifest) -> Manifest:
     return {"metadata": {"managedFields": [OURS, *entries]}}
 
@@ -104,7 +108,7 @@ def test_a_strangers_field_is_taken_over_and_its_annotations_stay() -> None:
         "kubectl-edit",
         {
             "f:metadata": {"f:annotations": {"f:note": {}}},
-            "f:spec": {"f:template": {"f:spec": {"f:hostNetwork": {}}, "f:metadata": {"f:annotations": {"f:restartedAt": {}}}}},
+            "f:spec": {"f:template": {"f:spec": {"f:hostNetwork": {}}, "f:metadata": {"f:annotations": RESTARTED}}},
         },
     )
     adopted = adopt_foreign_fields(owned_by(stranger))
@@ -112,7 +116,7 @@ def test_a_strangers_field_is_taken_over_and_its_annotations_stay() -> None:
     assert adopted[0]["fieldsV1"] == {"f:spec": {"f:replicas": {}, "f:template": {"f:spec": {"f:hostNetwork": {}}}}}
     assert adopted[1]["fieldsV1"] == {
         "f:metadata": {"f:annotations": {"f:note": {}}},
-        "f:spec": {"f:template": {"f:metadata": {"f:annotations": {"f:restartedAt": {}}}}},
+        "f:spec": {"f:template": {"f:metadata": {"f:annotations": {"f:kubectl.kubernetes.io/restartedAt": {}}}}},
     }
 
 
@@ -122,12 +126,24 @@ def test_a_strangers_field_is_taken_over_and_its_annotations_stay() -> None:
         entry("kube-controller-manager", {"f:status": {"f:replicas": {}}, "f:metadata": {}}, subresource="status"),
         entry("kubectl", {"f:spec": {"f:replicas": {}}}, subresource="scale"),
         entry("kubectl-annotate", {"f:metadata": {"f:annotations": {"f:x": {}}}}),
-        entry("kubectl-rollout", {"f:spec": {"f:template": {"f:metadata": {"f:annotations": {"f:x": {}}}}}}),
+        entry("kubectl-rollout", {"f:spec": {"f:template": {"f:metadata": {"f:annotations": RESTARTED}}}}),
         entry("blockwarden-operator", {"f:spec": {"f:template": {"f:spec": {"f:webhook": {}}}}}),
     ],
 )
 def test_what_is_others_business_stays_theirs(other: Manifest) -> None:
     assert adopt_foreign_fields(owned_by(other)) is None
+
+
+@pytest.mark.parametrize("annotation", ["k8s.v1.cni.cncf.io/networks", "sidecar.istio.io/inject", "note"])
+def test_any_other_annotation_of_pods_is_taken_over(annotation: str) -> None:
+    fields = {"f:spec": {"f:template": {"f:metadata": {"f:annotations": {**RESTARTED, f"f:{annotation}": {}}}}}}
+    adopted = adopt_foreign_fields(owned_by(entry("kubectl-edit", fields)))
+    assert adopted is not None
+    taken = adopted[0]["fieldsV1"]["f:spec"]["f:template"]["f:metadata"]["f:annotations"]
+    assert taken == {".": {}, f"f:{annotation}": {}}
+    assert adopted[1]["fieldsV1"] == {
+        "f:spec": {"f:template": {"f:metadata": {"f:annotations": {"f:kubectl.kubernetes.io/restartedAt": {}}}}}
+    }
 
 
 def test_an_object_that_was_never_applied_has_nothing_to_adopt() -> None:
