@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,10 @@ from hypothesis import strategies as st
 from blockwarden_core.errors import TokenError
 from blockwarden_core.identity import Scope, Sharing
 from blockwarden_core.salt import derive_salt, sign_token, verify_token
-from blockwarden_gateway.errors import InvalidRequest
+from blockwarden_gateway import app, salting
+from blockwarden_gateway.errors import InvalidRequest, ScopeRefused
+from blockwarden_gateway.grants import resolve_sharing
+from blockwarden_gateway.headers import Headers
 from blockwarden_gateway.routes import GENERATION
 from blockwarden_gateway.routes.chat import ChatFields
 from blockwarden_gateway.routes.completions import CompletionFields
@@ -147,13 +151,18 @@ def test_the_rewrite_sets_our_salt_and_keeps_only_what_is_declared(call):
     check_rewrite(rewrite, call)
 
 
-@given(prompts["/v1/chat/completions"], noise)
-@settings(max_examples=100, deadline=None)
-def test_noise_changes_nothing_that_an_engine_sees(prompt, extra):
+def check_noise(rewriter: Any, prompt: dict[str, Any], extra: dict[str, Any]) -> None:
     extra = {key: value for key, value in extra.items() if key not in DECLARED["/v1/chat/completions"]}
     plain = json.dumps({"model": "tiny"} | prompt).encode()
     noisy = json.dumps(extra | {"model": "tiny"} | prompt).encode()
-    assert rewrite("/v1/chat/completions", noisy, salt="OURS") == rewrite("/v1/chat/completions", plain, salt="OURS")
+    seen = [rewriter("/v1/chat/completions", body, salt="OURS") for body in (noisy, plain)]
+    assert seen[0] == seen[1]
+
+
+@given(prompts["/v1/chat/completions"], noise)
+@settings(max_examples=100, deadline=None)
+def test_noise_changes_nothing_that_an_engine_sees(prompt, extra):
+    check_noise(rewrite, prompt, extra)
 
 
 def forwards_the_clients_salt(path: str, body: bytes, *, salt: str) -> bytes:
@@ -188,6 +197,17 @@ def test_the_property_catches_a_broken_twin(twin):
     @TWIN_SETTINGS
     def property_(call):
         check_rewrite(twin, call)
+
+    with pytest.raises(AssertionError):
+        property_()
+
+
+@pytest.mark.parametrize("twin", [forwards_the_clients_salt, forwards_unknown_fields, trusts_a_prefix])
+def test_noise_that_a_broken_twin_forwards_is_caught(twin):
+    @given(prompts["/v1/chat/completions"], noise)
+    @TWIN_SETTINGS
+    def property_(prompt, extra):
+        check_noise(twin, prompt, extra)
 
     with pytest.raises(AssertionError):
         property_()
@@ -258,6 +278,10 @@ def check_token(request: Any, tenant: str, sharing: Sharing | None) -> None:
 @given(identities())
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_client_is_refused_exactly_where_it_asks_for_more_than_it_has(harness, identity):
+    check_refused(harness, identity)
+
+
+def check_refused(harness: Any, identity: Any) -> None:
     tenant, headers, wanted, session = identity
     body = b'{"model":"tiny","prompt":"hello"}'
     status, _, requests = harness.post("/v1/completions", body, headers)
@@ -268,9 +292,44 @@ def test_a_client_is_refused_exactly_where_it_asks_for_more_than_it_has(harness,
     assert bool(requests) == (status == 200)
 
 
-@given(st.lists(identities(), min_size=2, max_size=6))
+def grants_whatever_is_wanted(subject: Any, granted: Scope, headers: Any, nonce: Any) -> Sharing:
+    return resolve_sharing(subject, Scope.NONE, headers, nonce)
+
+
+def heeds_no_header(subject: Any, granted: Scope, headers: Any, nonce: Any) -> Sharing:
+    return resolve_sharing(subject, granted, Headers([]), nonce)
+
+
+def refuses_to_narrow(subject: Any, granted: Scope, headers: Any, nonce: Any) -> Sharing:
+    sharing = resolve_sharing(subject, granted, headers, nonce)
+    if sharing.scope not in (granted, Scope.REQUEST):
+        raise ScopeRefused("a twin")
+    return sharing
+
+
+@pytest.mark.parametrize("twin", [grants_whatever_is_wanted, heeds_no_header, refuses_to_narrow])
+def test_a_twin_that_refuses_others_is_caught(harness, monkeypatch, twin):
+    monkeypatch.setattr(app, "resolve_sharing", twin)
+
+    @given(identities())
+    @TWIN_SETTINGS
+    def property_(identity):
+        check_refused(harness, identity)
+
+    with pytest.raises(AssertionError):
+        property_()
+
+
+several_identities = st.lists(identities(), min_size=2, max_size=6)
+
+
+@given(several_identities)
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_two_trust_domains_never_get_one_salt(harness, several):
+    check_domains(harness, several)
+
+
+def check_domains(harness: Any, several: Any) -> None:
     domains: dict[str, object] = {}
     for number, (tenant, headers, wanted, session) in enumerate(several):
         status, _, requests = harness.post("/v1/completions", b'{"model":"tiny","prompt":"hello"}', headers)
@@ -279,3 +338,34 @@ def test_two_trust_domains_never_get_one_salt(harness, several):
         salt = json.loads(requests[0].body)["cache_salt"].split(".")[3]
         domain = expected_sharing(tenant, wanted, session) or number
         assert domains.setdefault(salt, domain) == domain
+
+
+def forgets_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    def derive(secret: bytes, *, sharing: Sharing, **rest: Any) -> str:
+        return derive_salt(secret, sharing=dataclasses.replace(sharing, ids=sharing.ids[:2]), **rest)
+
+    monkeypatch.setattr(salting, "derive_salt", derive)
+
+
+def forgets_the_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    def derive(secret: bytes, *, sharing: Sharing, **rest: Any) -> str:
+        return derive_salt(secret, sharing=Sharing("t", sharing.scope, sharing.ids[2:]), **rest | {"generation": 1})
+
+    monkeypatch.setattr(salting, "derive_salt", derive)
+
+
+def draws_one_nonce(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "secrets", SimpleNamespace(token_hex=lambda size: "0" * 2 * size))
+
+
+@pytest.mark.parametrize("twin", [forgets_the_session, forgets_the_tenant, draws_one_nonce])
+def test_a_twin_that_gives_two_domains_one_salt_is_caught(harness, monkeypatch, twin):
+    twin(monkeypatch)
+
+    @given(several_identities)
+    @TWIN_SETTINGS
+    def property_(several):
+        check_domains(harness, several)
+
+    with pytest.raises(AssertionError):
+        property_()
