@@ -14,7 +14,7 @@ import os
 import sys
 from typing import Any
 
-from blockwarden_engine import attest, plugin
+from blockwarden_engine import attest, installed, plugin
 
 CONTROL = os.environ["HARNESS_CONTROL"]
 ASYNCHRONOUS = os.environ["HARNESS_ASYNC"] == "1"
@@ -26,7 +26,7 @@ _register, _bind = plugin.register, attest.Attester.bind
 
 def register() -> None:
     """The plugin's entry point, then the harness."""
-    first = not plugin.HOOKS
+    first = not installed.HOOKS
     _register()
     if first:
         _force_scheduler()

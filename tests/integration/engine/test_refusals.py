@@ -25,6 +25,16 @@ result = [attempt(salt) for salt in SALTS]
 """
 
 
+HASHED = """
+from vllm import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+made, _ = core.preprocess_add_request(EngineCoreRequest(
+    request_id="hashed", prompt_token_ids=[1, 2, 3], mm_features=None, sampling_params=SamplingParams(max_tokens=2),
+    pooling_params=None, arrival_time=0.0, lora_request=None, cache_salt=TOKEN, data_parallel_rank=None))
+result = [made.cache_salt, made.salt_token]
+"""
+
+
 def salts(engine: Any) -> dict[str, str | None]:
     """Code of the refusal -> a cache_salt that earns it."""
     deployment = engine.deployment
@@ -74,6 +84,12 @@ def test_the_engine_core_refuses_by_itself_and_only_that_request(engine: Any) ->
     refused = engine.core(f"SALTS = {given!r}\n{IN_CORE}")
     assert refused == ["MissingToken", "MalformedToken", "ForgedToken", "RetiredToken", "UnknownTenant", "admitted"]
     assert engine.complete(engine.deployment.token("a"), "hi").status == 200
+
+
+def test_blocks_are_hashed_by_the_salt_and_not_by_the_token(engine: Any) -> None:
+    token = engine.deployment.token("a")
+    made = engine.core(f"TOKEN = {token!r}\n{HASHED}")
+    assert made == [token.split(".")[3], token]
 
 
 def test_no_refusal_touches_a_block(engine: Any) -> None:

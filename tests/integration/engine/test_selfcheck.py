@@ -13,6 +13,7 @@ import pytest
 
 from blockwarden_core import layout
 from blockwarden_core.hooks import REQUIRED_HOOKS
+from blockwarden_core.kv_transfer import Connector, KvTransfer, render_kv_transfer
 from blockwarden_engine.compat import HOOKS, RECORD, check_engine, check_fingerprints, observe_fingerprints
 from blockwarden_engine.errors import ChangedHook, UnsupportedEngine
 from blockwarden_engine.plugin import check_core
@@ -60,6 +61,11 @@ def test_a_good_deployment_passes_the_check(check: Any) -> None:
 def test_arguments_and_variables_are_refused(check: Any) -> None:
     refused(check("--enable-log-requests"), "--enable-log-requests", "remove it")
     refused(check(VLLM_SERVER_DEV_MODE="1"), "VLLM_SERVER_DEV_MODE")
+
+
+def test_an_external_cache_is_refused(check: Any) -> None:
+    rendered = render_kv_transfer(KvTransfer(connector=Connector.SIMPLE_CPU_OFFLOAD))
+    refused(check(f"--kv-transfer-config={rendered}"), "--kv-transfer-config", "remove spec.engine.kvTransfer")
 
 
 def test_without_a_valid_policy_nothing_starts(check: Any, engine_files: Any) -> None:
@@ -116,7 +122,7 @@ def test_no_process_goes_on_without_the_plugin(check: Any, code: str) -> None:
 
 def test_vllm_loads_the_plugin_from_its_entry_point_alone(check: Any) -> None:
     code = (
-        "from vllm.plugins import load_general_plugins; from blockwarden_engine.plugin import require_plugin; "
+        "from vllm.plugins import load_general_plugins; from blockwarden_engine.installed import require_plugin; "
         "load_general_plugins(); require_plugin('test')"
     )
     assert check(code=code, VLLM_PLUGINS="blockwarden")[0] == 0

@@ -101,3 +101,11 @@ def test_the_internal_port_answers_health_status_and_listed_metrics(engine: Any)
     assert all(name.startswith(("blockwarden_", "vllm:")) for name in names)
     assert "vllm:cache_config_info" not in names
     assert engine.internal("/v1/models").status == 404
+
+
+def test_the_internal_port_does_not_take_endless_requests(engine: Any) -> None:
+    connection = engine.connection(engine.internal_port, client=Path("/nonexistent"))
+    with contextlib.closing(connection), contextlib.suppress(ConnectionError, ssl.SSLError):
+        connection.request("GET", layout.LIVEZ_PATH, headers={"x-pad": "y" * 60_000})
+        assert connection.getresponse().status == 400
+    assert engine.internal(layout.LIVEZ_PATH).status == 200

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from blockwarden_engine import plugin, scrubber
-from blockwarden_engine.errors import ScrubFailed
+from blockwarden_engine import installed, scrubber
+from blockwarden_engine.errors import LaunchRefused, ScrubFailed
 from blockwarden_engine.guard_worker import ShadowTable
 from blockwarden_engine.protocol import ATTRIBUTE, StepOrder
 from blockwarden_engine.scrubber import BlockScrubber
@@ -110,7 +110,7 @@ class _Index(list[int]):
 
 def make_worker(device: Device, monkeypatch: pytest.MonkeyPatch, *, verify: str = "Off") -> Any:
     """A BlockwardenWorker whose base enqueues forward passes on the fake device and answers like an asynchronous runner."""
-    monkeypatch.setitem(plugin._installed, "worker", "recorded")
+    monkeypatch.setitem(installed._installed, "worker", "recorded")
     from blockwarden_engine import worker as module
 
     class Output(module._AsyncOutput):  # type: ignore[misc, name-defined]
@@ -192,6 +192,12 @@ def test_what_is_read_back_is_read_behind_the_zeroes(device: Device, monkeypatch
     monkeypatch.setattr(BlockScrubber, "_zero", lambda self, ids: None)
     with pytest.raises(ScrubFailed):
         run(worker, step(StepOrder(epoch=2, scrub=[7]))).get_output()
+
+
+def test_an_unknown_read_back_mode_is_not_taken_for_off(device: Device) -> None:
+    tensor: Any = Tensor(device)
+    with pytest.raises(LaunchRefused, match="Off, Sampled, Always"):
+        BlockScrubber(tensor, [tensor], verify="sampled")
 
 
 def without_wait(monkeypatch: pytest.MonkeyPatch) -> None:

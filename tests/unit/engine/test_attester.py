@@ -69,6 +69,18 @@ async def test_a_version_is_in_force_only_when_both_processes_enforce_it(parts: 
     assert (await made.report()).reload_error == "broken"
 
 
+async def test_certificates_that_cannot_be_used_show_in_the_report(parts: Any) -> None:
+    made, *_ = parts
+    said: list[str | None] = [None, None]
+    for at in range(2):
+        made.watch_also(lambda at=at: said[at])
+    assert (await made.report()).reload_error is None
+    said[1] = "the renewed certificate cannot be used"
+    assert (await made.report()).reload_error == said[1]
+    said[1] = None
+    assert (await made.report()).reload_error is None
+
+
 async def test_a_busy_core_is_asked_once_and_the_last_report_stands_in(parts: Any) -> None:
     made, core, clock, _ = parts
     first = await made.report()

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from blockwarden_engine.body import REFUSED_FIELDS, BodyRefused, check_body, parse_body
+from blockwarden_engine.body import REFUSED_FIELDS, check_body, parse_body
+from blockwarden_engine.errors import BodyRefused
 
 DECLARED = REFUSED_FIELDS | {"model", "prompt", "messages", "cache_salt"}
 

@@ -10,7 +10,7 @@ import pytest
 from blockwarden_engine.aggregate import AckAggregator, join_acks
 from blockwarden_engine.domains import Domain
 from blockwarden_engine.errors import MismatchedAck, MissingAck, UnsupportedEngine
-from blockwarden_engine.guard import drop_request, drop_sampled, find_foreign, find_foreign_in_tables
+from blockwarden_engine.guard import drop_request, drop_sampled, find_foreign
 from blockwarden_engine.ledger import Ledger
 from blockwarden_engine.protocol import ATTRIBUTE, StepAck
 from blockwarden_engine.quotas import Quota
@@ -61,13 +61,6 @@ def test_only_owned_blocks_pass(owned: Any, new: Any, cached: Any, found: Any) -
 def test_a_request_without_a_trust_domain_may_use_nothing(owned: Any) -> None:
     domains, _ = owned
     assert find_foreign(step({"r": [5]}, {}), {"r": SimpleNamespace(trust_domain=None)}, domains) == [("r", 5)]
-
-
-def test_whole_tables_are_checked_alike(owned: Any) -> None:
-    domains, requests = owned
-    block = [SimpleNamespace(block_id=at, is_null=not at) for at in range(6)]
-    tables = [{"ra": [block[1], block[0]], "rb": [block[4]]}, {"ra": [block[4]]}]
-    assert find_foreign_in_tables(["ra", "rb"], tables, requests, domains) == [("ra", 4)]
 
 
 def test_a_dropped_request_leaves_no_trace_in_the_step() -> None:
@@ -129,6 +122,7 @@ def config(**changes: Any) -> Any:
         parallel_config=SimpleNamespace(**{name: changes.get(name, value) for name, value in parallel.items()}),
         model_config=SimpleNamespace(**{name: changes.get(name, value) for name, value in model.items()}),
         scheduler_config=SimpleNamespace(policy=changes.get("policy", "fcfs")),
+        kv_transfer_config=changes.get("kv_transfer_config"),
     )
 
 
@@ -137,6 +131,7 @@ def config(**changes: Any) -> Any:
     [
         {"policy": "priority"}, {"pipeline_parallel_size": 2}, {"decode_context_parallel_size": 2},
         {"prefill_context_parallel_size": 2}, {"is_encoder_decoder": True}, {"is_diffusion": True},
+        {"kv_transfer_config": object()},
     ],
     ids=lambda change: next(iter(change)),
 )  # fmt: skip

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from blockwarden_core.kv_transfer import Connector, KvTransfer, render_kv_transfer
 from blockwarden_engine.errors import LaunchRefused
-from blockwarden_engine.launch import MANDATORY_ARGS, MANDATORY_ENV, plan_launch
+from blockwarden_engine.launch import MANDATORY_ARGS, MANDATORY_ENV, check_external_cache, plan_launch
 from blockwarden_engine.settings import BOOT_NONCE_ENV, SCRUB_VERIFY_ENV
 
 ENVIRON = {"BLOCKWARDEN_POLICY_UID": "p", "BLOCKWARDEN_POD_UID": "u", "PATH": "/bin"}
@@ -69,6 +70,15 @@ def test_everything_that_isolation_needs_is_added() -> None:
 def test_the_launchers_own_arguments_are_checked_too(argument: str) -> None:
     with pytest.raises(LaunchRefused):
         plan_launch([MODEL, argument], ENVIRON, boot_nonce="n")
+
+
+@pytest.mark.parametrize("connector", list(Connector))
+def test_no_external_cache_is_let_in(connector: Connector) -> None:
+    """Each is a valid argument, and none of them was shown to keep tenants apart with our pool."""
+    rendered = f"--kv-transfer-config={render_kv_transfer(KvTransfer(connector=connector))}"
+    with pytest.raises(LaunchRefused, match=r"remove spec[.]engine[.]kvTransfer"):
+        check_external_cache(plan_launch([MODEL, rendered], ENVIRON, boot_nonce="n"))
+    check_external_cache(plan_launch([MODEL], ENVIRON, boot_nonce="n"))
 
 
 def test_an_own_argument_twice_is_refused() -> None:

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 from blockwarden_core.errors import BlockwardenError
 
 from .compat import check_engine
-from .launch import Launch, plan_launch
+from .launch import Launch, check_external_cache, plan_launch
 from .policy import PolicyFile
 from .settings import observe_identity
 
@@ -28,6 +28,7 @@ def check(args: Sequence[str]) -> Launch:
         BlockwardenError: the engine must not start.
     """
     launch = plan_launch(args, os.environ, boot_nonce=secrets.token_hex(16))
+    check_external_cache(launch)
     os.environ.update(launch.environment)
     check_engine()
     identity = observe_identity()

@@ -12,9 +12,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from blockwarden_core.errors import MissingToken
 from blockwarden_core.policy import EnginePolicy, TenantShare
 from blockwarden_core.salt import Token, verify_token
 
@@ -47,6 +46,17 @@ class CacheShape:
         return -(-min(tokens, self.max_model_len) // self.block_size)
 
 
+def carry_token(request: Any, text: object) -> None:
+    """Leaves with vLLM's Request the token that it was admitted by. Its `cache_salt` is the token's salt from there on, so that
+    block hashes, and whatever is published of them, hold neither generation nor tag."""
+    request.salt_token = text
+
+
+def carried_token(request: Any) -> object:
+    """What `carry_token` left with a request; None for one that never passed there."""
+    return getattr(request, "salt_token", None)
+
+
 class Admission:
     """Verifies tokens under the keys and the policy that are in force in this process.
 
@@ -73,14 +83,8 @@ class Admission:
 
     @property
     def policy(self) -> EnginePolicy:
-        """The policy in force.
-
-        Raises:
-            MissingToken: there is none, so nobody may run anything.
-        """
-        if self._file.in_force is None:
-            raise MissingToken("no engine policy is in force: the operator has not written a valid one")
-        return self._file.in_force
+        """The policy in force."""
+        return self._file.policy
 
     @property
     def reload_error(self) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import metadata
 from typing import Any, Final
@@ -20,7 +20,7 @@ from blockwarden_core.report import Attestation, EngineReport
 from .admission import Admission, process_admission
 from .compat import observe_version
 from .errors import PluginMissing
-from .plugin import HOOKS
+from .installed import HOOKS
 from .settings import Identity, observe_identity
 
 HEARTBEAT_SECONDS: Final = 1.0
@@ -42,11 +42,16 @@ class Attester:
         self._ask: Callable[[], Any] | None = None
         self._call: asyncio.Task[EngineReport] | None = None
         self._answered: float | None = None
+        self._troubles: list[Callable[[], str | None]] = [lambda: admission.reload_error]
         self.last: EngineReport | None = None
 
     def bind(self, engine_client: Any) -> None:
         """Names the vLLM engine client to ask through."""
         self._ask = lambda: engine_client.engine_core.call_utility_async("blockwarden_report")
+
+    def watch_also(self, trouble: Callable[[], str | None]) -> None:
+        """Adds to what the report's `reload_error` may say: why some mounted file cannot be used, None while all can."""
+        self._troubles.append(trouble)
 
     def alive(self) -> bool:
         """Whether the engine core has answered lately."""
@@ -84,8 +89,10 @@ class Attester:
             plugin_version=metadata.version("blockwarden-engine"),
             engine_version=observe_version(),
             hooks=dict(HOOKS),
-            blocks_scrubbed=report.counters.get("blocks_scrubbed", 0),
         )
+
+    def _reload_errors(self) -> Iterator[str]:
+        return (said for trouble in self._troubles if (said := trouble()) is not None)
 
     async def _fetch(self) -> EngineReport:
         if self._ask is None:
@@ -98,7 +105,7 @@ class Attester:
                 "pod_uid": self._identity.pod_uid,
                 "boot_nonce": self._identity.boot_nonce,
                 "policy_version": min(report.policy_version, self._admission.policy.version),
-                "reload_error": report.reload_error or self._admission.reload_error,
+                "reload_error": report.reload_error or next(self._reload_errors(), None),
             }
         )
         return self.last

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-from .errors import RequestRefused
+from .errors import BodyRefused
 
 REFUSED_FIELDS: Final = frozenset({
     "chat_template", "data_parallel_rank", "ec_transfer_params", "kv_transfer_params", "media_io_kwargs", "mm_processor_kwargs",
@@ -17,15 +17,6 @@ REFUSED_FIELDS: Final = frozenset({
 })  # fmt: skip
 """Fields that vLLM declares and that reach another tenant's cache, queue or stored state, or run what a client sends."""
 TEXT_PART_FIELDS: Final = frozenset({"type", "text"})
-
-
-class BodyRefused(RequestRefused):
-    """The body must not reach vLLM; `status` and `code` say how the client learns it."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:

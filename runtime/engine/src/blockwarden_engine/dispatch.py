@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .errors import MismatchedAck, MissingAck
-from .guard import drop_request, drop_sampled, find_foreign, find_foreign_in_tables
+from .guard import drop_request, drop_sampled, find_foreign
 from .protocol import ATTRIBUTE, StepAck, StepOrder
 
 Request = Any
@@ -20,13 +20,12 @@ class TenantDispatch(_Scheduler):
     """The end of a step's way down and the beginning of its way up."""
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
-        found = find_foreign(scheduler_output, self.requests, self.ledger.domains)
-        if self._paranoid:
-            ids = scheduler_output.num_scheduled_tokens
-            found += find_foreign_in_tables(ids, self._tables(), self.requests, self.ledger.domains)
-        if found:
+        if found := self._find_foreign(scheduler_output):
             self._expel_from(scheduler_output, found)
         super()._update_after_schedule(scheduler_output)
+
+    def _find_foreign(self, output: Any) -> list[tuple[str, int]]:
+        return find_foreign(output, self.requests, self.ledger.domains)
 
     def _expel_from(self, output: Any, found: list[tuple[str, int]]) -> None:
         before = output.total_num_scheduled_tokens

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from blockwarden_core.errors import TokenError
+from blockwarden_core.errors import ForgedToken, TokenError
 from blockwarden_core.policy import EnginePolicy
 from blockwarden_core.salt import verify_token
 
+from .admission import carried_token
 from .domains import Domain
 from .errors import NeverFits, RequestRefused
 from .fairness import Fairness
@@ -37,7 +38,7 @@ class Enrolment:
         """Marks a new request under the policy that the ledger has applied; never raises for one that must not run."""
         request.trust_domain = request.flow = request.refused = None
         try:
-            domain = self._domain(request.cache_salt, policy)
+            domain = self._domain(request, policy)
             request.trust_domain, request.flow = domain, self._fairness.flow(domain.tenant.name)
             self.bound(request)
         except (TokenError, RequestRefused) as error:
@@ -61,7 +62,9 @@ class Enrolment:
         domain: Domain | None = request.trust_domain
         return domain is None or domain.tenant.is_stale(domain.generation.number)
 
-    def _domain(self, salt: object, policy: EnginePolicy) -> Domain:
-        token = verify_token(salt, engine_keys=self._file.keys.accepted, policy_uid=self._policy_uid)
+    def _domain(self, request: Any, policy: EnginePolicy) -> Domain:
+        token = verify_token(carried_token(request), engine_keys=self._file.keys.accepted, policy_uid=self._policy_uid)
+        if request.cache_salt != token.salt:
+            raise ForgedToken("the request's blocks are hashed under another salt than its token's")
         policy.admit(token)
         return self._ledger.enter(token.tenant, token.generation, token.salt)

@@ -12,7 +12,8 @@
     │   └── ScrubFailed                  a worker could not zero its blocks, or read back something else than zero
     ├── RequestRefused                   a request that this engine must not run, though its token is good; `code` for the wire
     │   ├── NeverFits                    it needs more blocks than its tenant's limit
-    │   └── MediaRefused                 it carries media, whose caches are not keyed by scope
+    │   ├── MediaRefused                 it carries media, whose caches are not keyed by scope
+    │   └── BodyRefused                  its HTTP body must not reach vLLM; `status` for the wire as well
     ├── LaunchRefused                    an argument, variable or mounted file with which an engine must not start
     └── UnsupportedEngine                vLLM is configured in a way that isolation does not cover; the engine must not start
         └── HookError                    vLLM's code is not the recorded one, or the plugin is not in it
@@ -86,6 +87,15 @@ class MediaRefused(RequestRefused):
     """The request carries media; encoder and processor caches are not keyed by scope."""
 
     code = "media_refused"
+
+
+class BodyRefused(RequestRefused):
+    """The body must not reach vLLM; `status` and `code` say how the client learns it."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
 
 
 class LaunchRefused(BlockwardenError):

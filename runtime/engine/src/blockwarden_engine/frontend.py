@@ -17,9 +17,10 @@ from blockwarden_core.errors import TokenError
 
 from .admission import Admission, length_is_free, process_admission
 from .attest import Attester, process_attester
-from .body import BodyRefused, check_body, parse_body
+from .body import check_body, parse_body
 from .compat import request_fields
-from .plugin import require_plugin
+from .errors import BodyRefused
+from .installed import require_plugin
 from .settings import observe_identity
 
 Scope = MutableMapping[str, Any]

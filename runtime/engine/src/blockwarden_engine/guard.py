@@ -35,18 +35,6 @@ def find_foreign(output: Any, requests: Mapping[str, Any], domains: Sequence[Dom
     return found
 
 
-def find_foreign_in_tables(
-    request_ids: Iterable[str], tables: Sequence[Mapping[str, Sequence[Any]]], requests: Mapping[str, Any],
-    domains: Sequence[Domain | None],
-) -> Found:  # fmt: skip
-    """The same over whole tables as the scheduler keeps them: one mapping of request id to blocks per cache group."""
-    found: Found = []
-    for request_id in request_ids:
-        groups = [[block.block_id for block in table.get(request_id, ()) if not block.is_null] for table in tables]
-        _check(request_id, groups, requests[request_id].trust_domain, domains, found)
-    return found
-
-
 def _check(
     request_id: str, groups: Iterable[Sequence[int]], domain: Domain | None, domains: Sequence[Domain | None], found: Found
 ) -> None:  # fmt: skip

@@ -7,6 +7,7 @@ answers numbers and identifiers only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
@@ -17,6 +18,7 @@ from prometheus_client import REGISTRY
 from blockwarden_core import layout
 
 from .attest import Attester
+from .bounded import BoundedProtocol
 from .errors import PluginMissing
 from .frontend import reply
 from .metrics import render_metrics
@@ -57,12 +59,7 @@ class InternalApp:
 class _QuietServer(uvicorn.Server):
     """A server that leaves signals to the API server in whose process it runs."""
 
-    def install_signal_handlers(self) -> None:
-        """Installs none."""
-
-    def capture_signals(self) -> Any:
-        import contextlib
-
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
 
 
@@ -70,7 +67,7 @@ def make_server(attester: Attester, tls: ssl.SSLContext, *, host: str, port: int
     """A server for the internal port, not started yet."""
     config = uvicorn.Config(
         InternalApp(attester), host=host, port=port, log_level="warning", access_log=False, lifespan="off",
-        server_header=False, ssl_context_factory=lambda _config, _default: tls,
+        server_header=False, http=BoundedProtocol, ws="none", ssl_context_factory=lambda _config, _default: tls,
     )  # fmt: skip
     return _QuietServer(config)
 

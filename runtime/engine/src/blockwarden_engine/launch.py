@@ -114,6 +114,17 @@ def plan_launch(args: Sequence[str], environ: Mapping[str, str], *, boot_nonce: 
     )
 
 
+def check_external_cache(launch: Launch) -> None:
+    """Raises:
+    LaunchRefused: the engine would copy KV blocks into an external cache. The argument is one that the operator renders, so
+        `plan_launch` reads it; but no connector has been shown to keep tenants apart together with the tenants' block pool.
+    """
+    if any(arg.startswith("--kv-transfer-config") for arg in launch.vllm_args):
+        raise LaunchRefused(
+            "--kv-transfer-config: no external KV cache is known to keep tenants apart here: remove spec.engine.kvTransfer"
+        )
+
+
 def _split(args: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     own: dict[str, str] = {}
     vllm = []

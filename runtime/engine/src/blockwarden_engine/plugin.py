@@ -8,25 +8,20 @@ line, so vLLM cannot start without them.
 
 from __future__ import annotations
 
-import logging
 from functools import cache, wraps
 from http import HTTPStatus
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from blockwarden_core.errors import TokenError
 from blockwarden_core.policy import TenantShare
 from blockwarden_core.refusal import render_refusal
+from blockwarden_core.salt import Token
 
-from .admission import process_admission
+from .admission import carry_token, process_admission
 from .compat import check_engine, hook_api
-from .errors import MediaRefused, PluginMissing, RequestRefused, UnsupportedEngine
+from .errors import MediaRefused, RequestRefused, UnsupportedEngine
+from .installed import HOOKS, record_hooks
 from .settings import SCHEDULER, WORKER
-
-logger = logging.getLogger("vllm.blockwarden")
-_installed: dict[str, str] = {}
-HOOKS: Final = MappingProxyType(_installed)
-"""Hook name -> fingerprint of the vLLM source it stands on; empty until `register` has run in this process."""
 
 
 def register() -> None:
@@ -35,7 +30,7 @@ def register() -> None:
     Raises:
         HookError: the installed vLLM is not the one that this plugin was written for.
     """
-    if _installed:
+    if HOOKS:
         return
     fingerprints = check_engine()
     api = hook_api()
@@ -43,15 +38,7 @@ def register() -> None:
     api.EngineCore.preprocess_add_request = _admitting_core(api.EngineCore.preprocess_add_request)
     api.EngineCoreProc._make_ready_response = _checked_core(api.EngineCoreProc._make_ready_response)
     api.EngineCore.blockwarden_report = _report
-    _installed.update(fingerprints)
-
-
-def require_plugin(who: str) -> None:
-    """Raises:
-    PluginMissing: `register` has not run in this process.
-    """
-    if not _installed:
-        raise PluginMissing(f"the {who} runs without blockwarden's plugin: start it with python -m blockwarden_engine")
+    record_hooks(fingerprints)
 
 
 def _admitting_input(original: Any) -> Any:
@@ -61,7 +48,7 @@ def _admitting_input(original: Any) -> Any:
     def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = original(self, *args, **kwargs)
         try:
-            _fit(request, _admit(request))
+            _fit(request, _admit(request)[1])
         except TokenError as error:
             raise hook_api().GracefulHTTPError(render_refusal(error.code, str(error)), HTTPStatus.FORBIDDEN) from None
         except RequestRefused as error:
@@ -72,21 +59,28 @@ def _admitting_input(original: Any) -> Any:
 
 
 def _admitting_core(original: Any) -> Any:
-    """EngineCore.preprocess_add_request that refuses a request inside vLLM's own per-request error handling (engine core)."""
+    """EngineCore.preprocess_add_request that refuses a request inside vLLM's own per-request error handling (engine core).
+
+    vLLM hashes the prompt here. The hashes stand on the salt alone: with the whole token in them, each rotation of the engine
+    key would empty every tenant's cache.
+    """
 
     @wraps(original)
     def preprocess_add_request(self: Any, request: Any) -> Any:
-        _admit(request)
-        return original(self, request)
+        token, text = _admit(request)[0], request.cache_salt
+        request.cache_salt = token.salt
+        made, wave = original(self, request)
+        carry_token(made, text)
+        return made, wave
 
     return preprocess_add_request
 
 
-def _admit(request: Any) -> TenantShare:
-    _token, share = process_admission().admit(request.cache_salt)
+def _admit(request: Any) -> tuple[Token, TenantShare]:
+    admitted = process_admission().admit(request.cache_salt)
     if request.mm_features or request.prompt_embeds is not None:
         raise MediaRefused("the request carries media or embeddings, which cannot be scoped to a tenant: send text")
-    return share
+    return admitted
 
 
 def _fit(request: Any, share: TenantShare) -> None:

@@ -47,6 +47,17 @@ class PolicyFile:
         self.error: str | None = None
 
     @property
+    def policy(self) -> EnginePolicy:
+        """The last good policy.
+
+        Raises:
+            DocumentError: none has been read yet.
+        """
+        if self.in_force is None:
+            raise DocumentError(f"{layout.ENGINE_POLICY}: not read yet")
+        return self.in_force
+
+    @property
     def keys(self) -> EngineKeys:
         """The last good engine keys.
 

@@ -10,7 +10,6 @@ were they to, `_request_blocks_can_be_freed` vetoes a victim of another tenant. 
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
@@ -31,8 +30,8 @@ from .enrol import Enrolment
 from .errors import RequestRefused
 from .fairness import Fairness
 from .fit import Fit
+from .installed import require_plugin
 from .manager import TenantKVCacheManager
-from .plugin import require_plugin
 from .policy import PolicyFile, PolicyWatcher
 from .pool import TenantBlockPool
 from .quotas import plan_quotas
@@ -44,8 +43,6 @@ from .waiting import TenantQueue
 
 logger = logging.getLogger("vllm.blockwarden")
 
-GUARD_ENV: Final = "BLOCKWARDEN_GUARD"
-"""`Full` checks whole tables in every step instead of what is new in them: for tests, at a cost that grows with the sequences."""
 RUNNING: Final = RequestStatus.RUNNING
 NEVER: Final = 1 << 60
 """A step that does not come: a request that waits for it is skipped in the running loop."""
@@ -69,7 +66,6 @@ class TenantScheduling(TenantShortage, TenantDispatch):
         self.ledger = self.pool.ledger
         self.counters: Counter[str] = Counter()
         self._identity = observe_identity()
-        self._paranoid = os.environ.get(GUARD_ENV) == "Full"
         self._ranks = vllm_config.parallel_config.world_size
         self._whole_prompts = not self.scheduler_config.enable_chunked_prefill
         self._stalled: list[Request] = []

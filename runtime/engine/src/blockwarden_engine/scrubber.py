@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
-from .errors import ScrubFailed, UnsupportedEngine
+from .errors import LaunchRefused, ScrubFailed, UnsupportedEngine
+from .settings import SCRUB_VERIFY_MODES
 
 SAMPLED_BLOCKS = 1
 """How many blocks of one order are read back in mode Sampled."""
@@ -79,7 +80,12 @@ class BlockScrubber:
         runs: views of it whose first dimension counts blocks; together they cover every byte of a block.
         verify: Off, Sampled or Always: how many blocks of an order are read back.
         fence: makes a fence on the current stream.
+
+        Raises:
+            LaunchRefused: `verify` is none of these.
         """
+        if verify not in SCRUB_VERIFY_MODES:
+            raise LaunchRefused(f"the read-back mode of scrubs is none of {', '.join(SCRUB_VERIFY_MODES)}: set --kv-scrub-verify")
         self._raw, self._runs, self._verify, self._fence = raw, tuple(runs), verify, fence
         self.zeroed = 0
 

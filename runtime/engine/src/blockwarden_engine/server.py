@@ -40,6 +40,8 @@ async def _serve(launch: Launch, args: Any) -> None:
             client = await stack.enter_async_context(api.build_async_engine_client(args))
             process_admission().shape = _cache_shape(client.vllm_config)
             attester.bind(client)
+            attester.watch_also(lambda: tls.error)
+            attester.watch_also(lambda: internal_tls.error)
             await attester.report()
             internal = make_server(attester, internal_tls.context, host=launch.host, port=launch.internal_port)
             side = [tls.watch(), internal_tls.watch(), attester.heartbeat(), serve_internal(internal)]

@@ -21,6 +21,7 @@ def check_supported(vllm_config: Any) -> None:
         "--scheduling-policy other than fcfs": vllm_config.scheduler_config.policy != "fcfs",
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "context parallelism": parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
+        "an external KV cache": vllm_config.kv_transfer_config is not None,
         "encoder-decoder models": model.is_encoder_decoder,
         "diffusion models": model.is_diffusion,
     }

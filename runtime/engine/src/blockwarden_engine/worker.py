@@ -15,7 +15,7 @@ import torch
 from .compat import worker_api, worker_base
 from .errors import MissingAck
 from .guard_worker import ShadowTable, Table
-from .plugin import require_plugin
+from .installed import require_plugin
 from .scrubber import BlockScrubber, make_scrubber
 from .settings import SCRUB_VERIFY_ENV
 from .steps import Pending, StepKeeper
@@ -60,7 +60,7 @@ class BlockwardenWorker(_Base):
         if isinstance(layout, str):
             layout = worker_api().KVCacheLayout[layout]
         caches = {name: layers[name].kv_cache for name in names if name in layers}
-        verify = os.environ.get(SCRUB_VERIFY_ENV, "Off")
+        verify = os.environ.get(SCRUB_VERIFY_ENV, "")  # the launcher always sets it
         self._scrubber = make_scrubber(kv_cache_config, caches, layout, verify=verify)
         lasting = [isinstance(group.kv_cache_spec, worker_api().FullAttentionSpec) for group in kv_cache_config.kv_cache_groups]
         self._keeper = StepKeeper(ShadowTable(kv_cache_config.num_blocks, lasting), self._scrubber, self._void_table)

@@ -23,6 +23,7 @@ from blockwarden_core.identity import Scope, Sharing
 from blockwarden_core.keys import EngineKey, EngineKeys
 from blockwarden_core.policy import EnginePolicy, TenantShare, seal_policy
 from blockwarden_core.salt import derive_salt, sign_token
+from blockwarden_engine.admission import carry_token
 from blockwarden_engine.plugin import register
 from blockwarden_engine.protocol import ATTRIBUTE, StepAck, StepOrder
 from blockwarden_engine.settings import BOOT_NONCE_ENV
@@ -174,7 +175,9 @@ class Rig:
         ids = prompt if isinstance(prompt, list) else [(7 * at + prompt) % 1000 for at in range(prompt)]
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
         params.update_from_generation_config({}, 999)
-        request = Request(name, ids, params, None, cache_salt=salt, block_hasher=self._hasher)
+        hashed = salt.split(".")[3] if salt and salt.count(".") == 4 else salt  # as the engine core does before it hashes
+        request = Request(name, ids, params, None, cache_salt=hashed, block_hasher=self._hasher)
+        carry_token(request, salt)
         self.scheduler.add_request(request)
         self.requests[name] = request
         self.worker.tokens[name] = len(ids)

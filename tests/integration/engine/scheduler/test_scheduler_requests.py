@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from blockwarden_engine.admission import carry_token
 from blockwarden_engine.errors import MismatchedAck, MissingAck
 from blockwarden_engine.protocol import ATTRIBUTE
 
@@ -134,6 +135,24 @@ def test_what_must_not_run_ends_with_an_error_and_the_engine_goes_on(make_rig: A
     assert rig.outputs[bad] == []
     assert rig.scheduler.counters[f"refused_{code}"] == 1
     assert rig.scheduler.report().pool.owned == 0, "nothing stays cached of a generation that is draining"
+
+
+def test_a_request_hashed_under_another_salt_than_its_tokens_is_refused(make_rig: Any, share: Any) -> None:
+    """Else whoever reaches the engine core with a token of their own would look into the cache of any salt that they name."""
+    rig = make_rig(share("a", 20), share("b", 20))
+    token, add_request = rig.mounts.token, rig.scheduler.add_request
+    rig.add(token("a"), 100, name="owner")
+    rig.run()
+
+    def forged(request: Any) -> None:
+        carry_token(request, token("b"))
+        add_request(request)
+
+    rig.scheduler.add_request = forged
+    name = rig.add(token("a"), 100, name="intruder")
+    rig.run()
+    assert rig.finished[name] == "error"
+    assert rig.scheduler.counters["refused_salt_forged"] == 1
 
 
 def test_a_request_is_as_long_as_its_tenant_has_room(make_rig: Any, share: Any) -> None:
