@@ -21,7 +21,7 @@ def gateway_samples() -> dict[str, set[str]]:
     metrics.requests.labels("acme", "chat", "200").inc()
     metrics.first_token.labels("acme", "chat").observe(0.1)
     metrics.tokens.labels("acme", "prompt").inc()
-    return samples(metrics.show({"acme": 1}, {"acme": {"1": 0}}, {True: 1}))
+    return samples(metrics.show({"acme": 1}, {"acme": {"1": 0}}, {True: 1}, {("1", "2"): 1}))
 
 
 def engine_samples() -> dict[str, set[str]]:

@@ -94,7 +94,7 @@ class Upstream:
         if path == layout.ATTESTATION_PATH:
             statement = Attestation(
                 pod_uid="p", boot_nonce="b", policy_uid=self._uid, policy_version=1, plugin_version="0", engine_version="0",
-                hooks=dict.fromkeys(REQUIRED_HOOKS, "0"), blocks_scrubbed=0,
+                hooks=dict.fromkeys(REQUIRED_HOOKS, "0"),
             )  # fmt: skip
             return 200, statement.text().encode()
         if b'"v1.acme.' in body or b'"direct"' in body:

@@ -165,7 +165,7 @@ class FakeEngine:
         hooks = {name: "sha256:0" for name in REQUIRED_HOOKS if not ("missing_hook" in self.faults and name == "worker")}
         return Attestation(
             pod_uid=self.pod_uid, boot_nonce=self.nonce, policy_version=1, plugin_version="0", engine_version="0",
-            policy_uid="another" if "wrong_policy" in self.faults else UID, hooks=hooks, blocks_scrubbed=0,
+            policy_uid="another" if "wrong_policy" in self.faults else UID, hooks=hooks,
         ).model_dump(by_alias=True)  # fmt: skip
 
     async def _generate(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

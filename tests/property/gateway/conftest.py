@@ -113,7 +113,7 @@ def write_root(root: Path) -> None:
 async def attest(target: Target, material: Any) -> Attestation:
     return Attestation(
         pod_uid="pod", boot_nonce="boot", policy_uid="uid-1", policy_version=1, plugin_version="1", engine_version="1",
-        hooks={}, blocks_scrubbed=0,
+        hooks={},
     )  # fmt: skip
 
 

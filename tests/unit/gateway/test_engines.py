@@ -34,7 +34,7 @@ from blockwarden_gateway.routes import GENERATION
 
 STATEMENT = Attestation(
     pod_uid="p", boot_nonce="b", policy_uid="uid-1", policy_version=1, plugin_version="1", engine_version="1",
-    hooks=dict.fromkeys(REQUIRED_HOOKS, "sha256:0"), blocks_scrubbed=0,
+    hooks=dict.fromkeys(REQUIRED_HOOKS, "sha256:0"),
 )  # fmt: skip
 PROBE = RefusalProbe("unsalted", "/v1/completions", b"", "salt_missing")
 

@@ -20,7 +20,7 @@ from blockwarden_gateway.metrics import Metrics
 def statement(nonce: str) -> Attestation:
     return Attestation(
         pod_uid=f"pod-{nonce}", boot_nonce=nonce, policy_uid="uid-1", policy_version=1, plugin_version="1",
-        engine_version="1", hooks={}, blocks_scrubbed=0,
+        engine_version="2", hooks={},
     )  # fmt: skip
 
 
@@ -94,6 +94,13 @@ async def test_an_engine_that_fails_to_isolate_loses_its_traffic_at_once(world):
     world.verdict = Refused("the engine shares cache across scopes")
     await world.ask_again()
     assert world.seen == {"10.0.0.1:8000": (False, "the engine shares cache across scopes")}
+
+
+async def test_versions_are_counted_for_attested_engines_alone(world):
+    assert world.fleet.versions == {("1", "2"): 1}
+    world.verdict = Refused("the engine shares cache across scopes")
+    await world.ask_again()
+    assert not world.fleet.versions
 
 
 async def test_an_engine_that_cannot_be_asked_loses_its_traffic_after_some_attempts(world):

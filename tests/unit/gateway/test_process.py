@@ -129,19 +129,21 @@ def test_metrics_drop_the_tenants_that_left():
         exchange = Exchange("gw-1", "completions", 0.0, tenant=tenant, status=200, first_token=0.5, tally=Tally(10, 2, 8))
         metrics.account(exchange, 1.0)
     metrics.keep(frozenset({"acme"}))
-    text = metrics.show({"acme": 3}, {"acme": {"3": 1}}, {True: 1}).decode()
+    text = metrics.show({"acme": 3}, {"acme": {"3": 1}}, {True: 1}, {("0.1.0", "0.32.0"): 2}).decode()
     assert 'blockwarden_gateway_requests_total{route="completions",status="200",tenant="acme"} 1.0' in text
     assert 'blockwarden_gateway_tokens_total{kind="cached",tenant="acme"} 8.0' in text
     assert 'blockwarden_gateway_salt_generation{tenant="acme"} 3.0' in text
     assert 'blockwarden_gateway_in_flight{generation="3",tenant="acme"} 1.0' in text
+    assert 'blockwarden_gateway_engine_versions{plugin="0.1.0",vllm="0.32.0"} 2.0' in text
     assert "globex" not in text
 
 
 def test_gauges_forget_what_is_over():
     metrics = Metrics()
-    metrics.show({"acme": 3}, {"acme": {"3": 1}}, {True: 1})
-    text = metrics.show({}, {}, {}).decode()
+    metrics.show({"acme": 3}, {"acme": {"3": 1}}, {True: 1}, {("0.1.0", "0.32.0"): 2})
+    text = metrics.show({}, {}, {}, {}).decode()
     assert "acme" not in text
+    assert "0.32.0" not in text
     assert 'blockwarden_gateway_engines{attested="true"} 0.0' in text
 
 

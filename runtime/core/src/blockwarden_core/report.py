@@ -83,7 +83,8 @@ class Attestation(Document):
     """`GET ATTESTATION_PATH` on the engine API port: what is enforced here, and by which code.
 
     `hooks` maps each hook of vLLM that isolation depends on to the fingerprint of the source it replaced; the gateway
-    compares their names with the recorded set.
+    compares their names with the recorded set. The versions are for people: a gateway logs and counts them. It judges an
+    engine by what it does, or no upgrade could go pod by pod.
     """
 
     kind: Literal["Attestation"] = "Attestation"
@@ -94,4 +95,3 @@ class Attestation(Document):
     plugin_version: str
     engine_version: str
     hooks: dict[str, str]
-    blocks_scrubbed: int

@@ -80,5 +80,7 @@ class Internal:
     def _exposition(self) -> Answer:
         material = self._mounts.material
         engines = Counter(engine.attested for engine in self._fleet.seen)
-        body = self._metrics.show(material.keyring.generations, self._dispatcher.in_flight.by_tenant, engines)
+        body = self._metrics.show(
+            material.keyring.generations, self._dispatcher.in_flight.by_tenant, engines, self._fleet.versions
+        )
         return 200, CONTENT_TYPE_LATEST.encode(), body

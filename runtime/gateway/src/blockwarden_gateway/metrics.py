@@ -34,6 +34,7 @@ class Metrics:
         self.generation = self._gauge("salt_generation", "Salt generation in use for new requests", "tenant")
         self.in_flight = self._gauge("in_flight", "Dispatched requests not yet answered", "tenant", "generation")
         self.engines = self._gauge("engines", "Engine endpoints by whether they may get traffic", "attested")
+        self.versions = self._gauge("engine_versions", "Attested engines by what they say they run", "plugin", "vllm")
 
     def account(self, exchange: Exchange, seconds: float) -> None:
         """Counts one finished request that took `seconds`."""
@@ -47,9 +48,13 @@ class Metrics:
                 self.tokens.labels(tenant, kind).inc(count)
 
     def show(
-        self, generations: Mapping[str, int], in_flight: Mapping[str, Mapping[str, int]], engines: Mapping[bool, int]
-    ) -> bytes:
+        self, generations: Mapping[str, int], in_flight: Mapping[str, Mapping[str, int]], engines: Mapping[bool, int],
+        versions: Mapping[tuple[str, str], int],
+    ) -> bytes:  # fmt: skip
         """The exposition text, with the gauges at these values."""
+        self.versions.clear()
+        for (plugin, vllm), count in versions.items():
+            self.versions.labels(plugin, vllm).set(count)
         self.generation.clear()
         self.in_flight.clear()
         for tenant, generation in generations.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -35,9 +36,9 @@ Resolve = Callable[[EngineAddress], Awaitable[frozenset[str] | None]]
 
 
 class Engine:
-    """One endpoint. `nonce` and `pod_uid` are those of the process that was attested last."""
+    """One endpoint. `nonce`, `pod_uid` and `versions` (plugin, vLLM) are those of the process that was attested last."""
 
-    __slots__ = ("address", "attested", "due", "failures", "in_flight", "nonce", "pod_uid", "reason", "task")
+    __slots__ = ("address", "attested", "due", "failures", "in_flight", "nonce", "pod_uid", "reason", "task", "versions")
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -45,6 +46,7 @@ class Engine:
         self.reason = "not attested yet"
         self.nonce: str | None = None
         self.pod_uid: str | None = None
+        self.versions = ("", "")
         self.in_flight = 0
         self.failures = 0
         self.due = 0.0
@@ -88,6 +90,11 @@ class Fleet:
     @property
     def seen(self) -> tuple[EngineSeen, ...]:
         return tuple(engine.seen for _, engine in sorted(self._engines.items()))
+
+    @property
+    def versions(self) -> Counter[tuple[str, str]]:
+        """How many attested engines run each pair of plugin and vLLM: a half-finished upgrade shows here."""
+        return Counter(engine.versions for engine in self._engines.values() if engine.attested)
 
     def target(self, engine: Engine) -> Target:
         return Target(engine.address, self._material().policy.engine.server_name)
@@ -162,10 +169,20 @@ class Fleet:
         changed = not engine.attested or engine.nonce != statement.boot_nonce
         engine.attested, engine.reason, engine.failures = True, "attested", 0
         engine.nonce, engine.pod_uid = statement.boot_nonce, statement.pod_uid
+        engine.versions = (statement.plugin_version, statement.engine_version)
         self.ever_attested = True
         self._metrics.attestations.labels("passed").inc()
         if changed:
-            self._log.write("engine", address=engine.address, pod_uid=engine.pod_uid, attested=True, reason="attested")
+            plugin, vllm = engine.versions
+            self._log.write(
+                "engine",
+                address=engine.address,
+                pod_uid=engine.pod_uid,
+                attested=True,
+                reason="attested",
+                plugin=plugin,
+                vllm=vllm,
+            )
 
     def _drop(self, engine: Engine, reason: str) -> None:
         if engine.attested or engine.reason != reason:
