@@ -22,6 +22,8 @@ from typing import Any
 
 import psutil
 
+from blockwarden_core.report import EngineReport
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
@@ -46,12 +48,13 @@ def model(name: str) -> Path:
 
 @dataclass
 class Server:
-    """One running engine: how to talk to it, as whom, and what it has used of the processors."""
+    """One running engine: how to talk to it, as whom, what it reports (stock: nothing) and has used of the processors."""
 
     name: str
     connect: Callable[[], http.client.HTTPConnection]
     salt: Callable[[str, str], str | None]
     process: psutil.Process
+    report: Callable[[], EngineReport | None]
 
     def cpu_seconds(self) -> float:
         """Processor time of the whole process tree so far, user and system."""
@@ -96,7 +99,7 @@ def engine_pair(model_directory: Path, arguments: list[str], shares: Any) -> Ite
             stock,
             Server(
                 "ours", ours.connection, lambda tenant, user: str(ours.deployment.token(tenant, user=user)),
-                psutil.Process(ours.process.pid),
+                psutil.Process(ours.process.pid), ours.report,
             ),
         )  # fmt: skip
 
@@ -115,7 +118,7 @@ def _stock(model_directory: Path, arguments: list[str], scratch: Path, environme
         _wait_ready(port, process, scratch / "stock.log")
         yield Server(
             "stock", lambda: http.client.HTTPConnection("127.0.0.1", port, timeout=300), lambda _tenant, _user: None,
-            psutil.Process(process.pid),
+            psutil.Process(process.pid), lambda: None,
         )  # fmt: skip
     finally:
         children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
