@@ -183,6 +183,9 @@ def test_scope_request_shares_with_nobody(front: Any, path: str, body_for: Any) 
     assert len({token.salt for token in tokens}) == 2
 
 
+CLIENTS = 3
+
+
 class Steady:
     """Clients that ask without a pause until told to stop."""
 
@@ -220,7 +223,7 @@ def test_a_rotation_under_load_fails_nobody(front: Any) -> None:
     chat = {"messages": [{"role": "user", "content": prompt}], "stream_options": {"include_usage": True}, "stream": True}
     common = {"model": "tiny", "max_tokens": 8, "ignore_eos": True}
     kinds = [("/v1/completions", common | {"prompt": prompt}), ("/v1/chat/completions", common | chat)]
-    with Steady(front, lambda number: kinds[number % 2], 3) as steady:
+    with Steady(front, lambda number: kinds[number % 2], CLIENTS) as steady:
         steady.more(6)
         front.generations["a"] = 2
         front.mount_keyring()
@@ -236,7 +239,8 @@ def test_a_rotation_under_load_fails_nobody(front: Any) -> None:
     new = salt_of_ann(front)
     assert len(salts) == len(steady.replies) >= 12
     assert set(salts) == {old, new}
-    assert salts == sorted(salts, key=[old, new].index), "a request of the old generation came after one of the new"
+    late = salts[salts.index(new) :].count(old)
+    assert late < CLIENTS, "more of the old generation came after the new than the other clients had under way"
     refused = front.engine.complete(old, prompt)
     assert (refused.status, refused.json()["error"]["code"]) == (403, "salt_retired")
 
