@@ -78,7 +78,6 @@ class Front:
     ports: tuple[int, int]
     generations: dict[str, int]
     keys: dict[tuple[str, str], str] = field(default_factory=dict)
-    version: int = 1
     _read: int = 0
 
     def mount_all(self) -> None:

@@ -7,7 +7,6 @@ fixed; here something else may have them.
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from collections.abc import Mapping
 
@@ -28,6 +27,5 @@ def read_test_settings(environment: Mapping[str, str]) -> Settings:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
     vars(entry)["read_settings"] = read_test_settings
     sys.exit(entry.main())
