@@ -65,7 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _kind(item: pytest.Item) -> int:
-    names = getattr(item, "fixturenames", ())
+    asked = getattr(getattr(item, "callspec", None), "params", {}).get("kind")  # a test that takes its engine by name
+    names = getattr(item, "fixturenames", ()) if asked is None else (asked,)
     return next((rank for rank, kind in enumerate(KINDS, 1) if kind in names), 0)
 
 
