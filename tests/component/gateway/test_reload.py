@@ -30,7 +30,6 @@ async def test_a_revoked_key_ends_and_a_new_one_begins(gateway, root):
 
     await gateway.until(swapped)
     assert (await gateway.post(CHAT, ASK, key="bw-new"))[0] == 200
-    assert (await gateway.status())["apiKeys"] == 1
 
 
 async def test_a_tenant_that_leaves_the_policy_is_nobody(gateway, root):

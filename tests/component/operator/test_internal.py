@@ -24,7 +24,7 @@ OWNER = Owner("demo", "ns", "uid-1")
 POD = Pod("gateway-1", "pod-1", "10.0.0.1", "gateway", True, False, None)
 NAME = OWNER.server_name(Component.GATEWAY)
 REPORT = GatewayReport(
-    pod_uid="pod-1", policy_version=1, secret_id="s", generations={}, in_flight={}, engines=(), api_keys=0
+    pod_uid="pod-1", policy_version=1, secret_id="s", generations={}, in_flight={}, engines=()
 ).text()
 
 

@@ -260,7 +260,6 @@ class Fleet:
             generations=keyring.generations,
             in_flight=self.in_flight,
             engines=engines,
-            api_keys=2,
         )
 
     async def _engine_report(self, pod: Pod) -> EngineReport:

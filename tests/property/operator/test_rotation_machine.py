@@ -64,7 +64,6 @@ class Gateway:
                 for tenant, counts in self.in_flight.items()
             },
             engines=(),
-            api_keys=1,
         )
 
 

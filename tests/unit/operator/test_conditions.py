@@ -166,7 +166,6 @@ def gateway_report(*engines: EngineSeen, version: int = 7, error: str | None = N
         generations={},
         in_flight={},
         engines=engines,
-        api_keys=1,
         reload_error=error,
     )
 

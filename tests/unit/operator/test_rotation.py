@@ -48,7 +48,6 @@ def gateway(state: RotationState, **changes: object) -> GatewayReport:
         generations=state.keyring.generations,
         in_flight={},
         engines=(),
-        api_keys=1,
     )
     return report.model_copy(update=changes)
 

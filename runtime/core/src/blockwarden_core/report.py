@@ -33,7 +33,6 @@ class GatewayReport(Document):
     generations: dict[str, int]
     in_flight: dict[str, dict[str, int]]
     engines: tuple[EngineSeen, ...]
-    api_keys: int
     reload_error: str | None = None
 
 

@@ -64,7 +64,6 @@ class Internal:
             generations=dict(material.keyring.generations),
             in_flight=self._dispatcher.in_flight.by_tenant,
             engines=self._fleet.seen,
-            api_keys=len(material.subjects),
             reload_error="; ".join(filter(None, (self._mounts.error, self._certificates.error))) or None,
         )
 
