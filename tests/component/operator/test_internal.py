@@ -23,9 +23,7 @@ from blockwarden_operator.render.names import Component, Owner
 OWNER = Owner("demo", "ns", "uid-1")
 POD = Pod("gateway-1", "pod-1", "10.0.0.1", "gateway", True, False, None)
 NAME = OWNER.server_name(Component.GATEWAY)
-REPORT = GatewayReport(
-    pod_uid="pod-1", policy_version=1, secret_id="s", generations={}, in_flight={}, engines=()
-).text()
+REPORT = GatewayReport(pod_uid="pod-1", policy_version=1, secret_id="s", generations={}, in_flight={}, engines=()).text()
 
 
 def certificates() -> Pki:
