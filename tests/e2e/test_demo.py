@@ -28,6 +28,24 @@ def test_the_printed_lines_work_as_printed(product) -> None:
     product.deployed.wait_idle()
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "Hello", "logprobs": 0}),
+        ("/v1/completions", {"prompt": ["Hello", "Bye"], "logprobs": 5, "n": 2, "temperature": 0.7, "top_k": 5, "top_p": 0.9}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 2}),
+    ],
+)
+def test_no_documented_field_takes_the_engine_down(product, path, fields) -> None:
+    """Each of these once made PyTorch compile something in the engine's image, which has no compiler: the engine died of it."""
+    acme = product.client("acme")
+    answer = acme.post(path, {"model": "smollm2-135m-instruct", "max_tokens": 2} | fields)
+    assert answer.status == 200, answer.text
+    assert all(choice["logprobs"] for choice in answer.body["choices"])
+    [engine] = product.deployed.pods("engine")
+    assert engine["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
 def test_a_client_that_sends_what_it_must_not_changes_nothing(product) -> None:
     """Issue point 2 on the running product: whatever B sends along, it shares nothing with A, and each with itself."""
     prompt = private_prompt("smuggled", sentences=12)

@@ -6,7 +6,7 @@ import pytest
 
 from blockwarden_core.kv_transfer import Connector, KvTransfer, render_kv_transfer
 from blockwarden_engine.errors import LaunchRefused
-from blockwarden_engine.launch import MANDATORY_ARGS, MANDATORY_ENV, check_external_cache, plan_launch
+from blockwarden_engine.launch import MANDATORY_ARGS, MANDATORY_ENV, check_external_cache, plan_launch, run_eagerly
 from blockwarden_engine.settings import BOOT_NONCE_ENV, SCRUB_VERIFY_ENV
 
 ENVIRON = {"BLOCKWARDEN_POLICY_UID": "p", "BLOCKWARDEN_POD_UID": "u", "PATH": "/bin"}
@@ -84,3 +84,11 @@ def test_no_external_cache_is_let_in(connector: Connector) -> None:
 def test_an_own_argument_twice_is_refused() -> None:
     with pytest.raises(LaunchRefused, match="twice"):
         plan_launch([MODEL, "--api-port=1", "--api-port=2"], ENVIRON, boot_nonce="n")
+
+
+@pytest.mark.parametrize("given", [[], ["--enforce-eager"]])
+def test_where_nothing_can_be_compiled_everything_runs_eagerly(given: list[str]) -> None:
+    launch = run_eagerly(plan_launch([MODEL, *given], ENVIRON, boot_nonce="n"))
+    assert launch.vllm_args.count("--enforce-eager") == 1
+    assert launch.environment["TORCHDYNAMO_DISABLE"] == "1"
+    assert launch.environment.items() > MANDATORY_ENV.items()

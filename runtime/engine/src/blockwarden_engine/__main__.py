@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn
@@ -14,7 +15,7 @@ from typing import Final, NoReturn
 from blockwarden_core.errors import BlockwardenError
 
 from .compat import check_engine
-from .launch import Launch, check_external_cache, plan_launch
+from .launch import Launch, check_external_cache, plan_launch, run_eagerly
 from .policy import PolicyFile
 from .settings import observe_identity
 
@@ -29,6 +30,8 @@ def check(args: Sequence[str]) -> Launch:
     """
     launch = plan_launch(args, os.environ, boot_nonce=secrets.token_hex(16))
     check_external_cache(launch)
+    if shutil.which(os.environ.get("CXX", "g++")) is None:  # what PyTorch's inductor looks for
+        launch = run_eagerly(launch)
     os.environ.update(launch.environment)
     check_engine()
     identity = observe_identity()

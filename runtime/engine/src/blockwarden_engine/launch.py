@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -112,6 +112,16 @@ def plan_launch(args: Sequence[str], environ: Mapping[str, str], *, boot_nonce: 
             SCRUB_VERIFY_ENV: own.get("kv-scrub-verify", SCRUB_VERIFY_MODES[0]),
         },
     )
+
+
+def run_eagerly(launch: Launch) -> Launch:
+    """The same launch where there is no C++ compiler.
+
+    PyTorch compiles some functions when they are first called, logprobs' among them, and vLLM's `--enforce-eager` does not reach
+    those. Without a compiler that call fails inside a step and takes the engine down: any tenant could do that with one request.
+    """
+    eager = () if "--enforce-eager" in launch.vllm_args else ("--enforce-eager",)
+    return replace(launch, vllm_args=(*launch.vllm_args, *eager), environment={**launch.environment, "TORCHDYNAMO_DISABLE": "1"})
 
 
 def check_external_cache(launch: Launch) -> None:
