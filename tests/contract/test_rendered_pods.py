@@ -37,7 +37,6 @@ spec:
     gpuMemoryUtilization: 0.9
     kvCache: {blockSize: 32, blocks: 512, scrubVerify: Always}
     kvEvents: {enabled: true}
-    kvTransfer: {connector: FusIOnX, requireCacheSalt: true, keyNamespace: prod}
     extraArgs: [--enforce-eager, --max-num-seqs=8]
     env: [{name: OMP_WAIT_POLICY, value: PASSIVE}]
   gateway: {tls: {secretName: public}}

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from blockwarden_core import engine_args, layout
 from blockwarden_core.identity import RESERVED_TENANTS, Scope
+from blockwarden_core.kv_transfer import PROVEN, UNPROVEN
 from blockwarden_core.policy import MIN_MODEL_LEN, blocks_of
 
 from .api import AcceptedReason, TenantPolicySpec
@@ -173,6 +174,14 @@ def check_engine_arguments(given: CheckInput) -> Refusal | None:
     return Refusal(AcceptedReason.ENGINE_ARGUMENT_REFUSED, f"spec.engine.extraArgs: {problem}") if problem else None
 
 
+def check_external_cache(given: CheckInput) -> Refusal | None:
+    """Make sure that an external cache is one that is known to keep tenants apart."""
+    transfer = given.spec.engine.kv_transfer
+    if transfer is None or transfer.connector in PROVEN:
+        return None
+    return Refusal(AcceptedReason.ENGINE_ARGUMENT_REFUSED, f"spec.engine.kvTransfer: {UNPROVEN}: remove it")
+
+
 def check_engine_environment(given: CheckInput) -> Refusal | None:
     """Make sure that no environment variable of the engine can undo isolation."""
     problem = engine_args.env_refusal({variable.name: variable.value for variable in given.spec.engine.env})
@@ -255,6 +264,7 @@ CHAIN: Final[tuple[Check, ...]] = (
     check_model_length,
     check_engine_arguments,
     check_engine_environment,
+    check_external_cache,
     check_images,
     check_secrets_are_the_users,
     check_secrets_exist,

@@ -110,6 +110,12 @@ REFUSED = {
         AcceptedReason.ENGINE_ARGUMENT_REFUSED,
         "spec.engine.extraArgs: --enable-log-requests is refused (it writes tenants' prompts to the log): remove it",
     ),
+    "an external cache that nobody has shown to keep tenants apart": (
+        CheckInput(spec(engine={"kvTransfer": {"connector": "Offloading"}})),
+        AcceptedReason.ENGINE_ARGUMENT_REFUSED,
+        "spec.engine.kvTransfer: no external KV cache has been shown to keep tenants apart together with the tenants' "
+        "block pool: remove it",
+    ),
     "a variable that opens vLLM's development routes": (
         CheckInput(spec(engine={"env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]})),
         AcceptedReason.ENVIRONMENT_REFUSED,

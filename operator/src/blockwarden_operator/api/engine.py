@@ -185,4 +185,5 @@ class Engine(ApiModel):
     kv_events: KvEvents = KvEvents()
     """The KV-event stream, off by default."""
     kv_transfer: KvTransferSpec | None = None
-    """An external KV cache; none when left out."""
+    """An external KV cache; none when left out. None of the connectors has been shown to keep tenants apart yet: a policy with
+    one is not accepted."""

@@ -33,6 +33,12 @@ IN_POD: Final = frozenset({Connector.OFFLOADING, Connector.SIMPLE_CPU_OFFLOAD})
 """Connectors that keep blocks in the memory of the engine's own pod."""
 
 
+PROVEN: Final[frozenset[Connector]] = frozenset()
+"""Connectors under which isolation was shown on a real engine, the blocks of the tenants' pool included. The operator refuses
+a policy with any other, and the engine does not start with one: salted keys do not say what a connector does to freed blocks."""
+UNPROVEN: Final = "no external KV cache has been shown to keep tenants apart together with the tenants' block pool"
+
+
 class KvTransfer(Document):
     """One external KV cache.
 

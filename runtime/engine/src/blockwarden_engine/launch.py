@@ -16,6 +16,7 @@ from typing import Final
 
 from blockwarden_core import layout
 from blockwarden_core.engine_args import inherited_env_refusal, launch_refusal
+from blockwarden_core.kv_transfer import UNPROVEN
 
 from .errors import LaunchRefused
 from .settings import BOOT_NONCE_ENV, MIDDLEWARE, PLUGIN_NAME, SCHEDULER, SCRUB_VERIFY_ENV, SCRUB_VERIFY_MODES, WORKER
@@ -130,9 +131,7 @@ def check_external_cache(launch: Launch) -> None:
         `plan_launch` reads it; but no connector has been shown to keep tenants apart together with the tenants' block pool.
     """
     if any(arg.startswith("--kv-transfer-config") for arg in launch.vllm_args):
-        raise LaunchRefused(
-            "--kv-transfer-config: no external KV cache is known to keep tenants apart here: remove spec.engine.kvTransfer"
-        )
+        raise LaunchRefused(f"--kv-transfer-config: {UNPROVEN}: remove spec.engine.kvTransfer")
 
 
 def _split(args: Sequence[str]) -> tuple[dict[str, str], list[str]]:
