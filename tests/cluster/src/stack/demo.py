@@ -156,7 +156,7 @@ def _publish(cluster: Cluster, port: int) -> str:
 def _stop_forward() -> None:
     running = Process.load(_state("json"))
     if running is not None:
-        running.kill()
+        forward.stop(running)
     for suffix in ("json", "log"):
         _state(suffix).unlink(missing_ok=True)
 
