@@ -8,7 +8,7 @@ whatever else holds (`salts.plan_api_keys`, condition SecretsReady), and a refus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,7 +18,8 @@ from blockwarden_core.kv_transfer import PROVEN, UNPROVEN
 from blockwarden_core.policy import MIN_MODEL_LEN, blocks_of
 
 from .api import AcceptedReason, TenantPolicySpec
-from .render.names import FIELD_MANAGER, MANAGED_BY_LABEL, Manifest
+from .observed import RefusedObject
+from .render.names import FIELD_MANAGER, MANAGED_BY_LABEL, Component, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ class SecretReference:
 
 
 Check = Callable[[CheckInput], Refusal | None]
+_FIELD_OF_COMPONENT: Final[Mapping[str, str]] = {
+    Component.ENGINE: "spec.engine",
+    Component.GATEWAY: "spec.gateway",
+    Component.WEIGHTS: "spec.model.source",
+}
 
 
 def check_spec(given: CheckInput) -> Refusal | None:
@@ -271,6 +277,20 @@ CHAIN: Final[tuple[Check, ...]] = (
     check_model_source,
 )
 """From what would harm others to what only does not work yet."""
+
+
+def check_objects(refused: Sequence[RefusedObject]) -> Refusal | None:
+    """Make sure that the apiserver takes what follows from the spec; only the first of several is named."""
+    if not refused:
+        return None
+    first = refused[0]
+    field = _FIELD_OF_COMPONENT.get(first.component, "spec")
+    at = f" at {', '.join(first.fields)}" if first.fields else ""
+    return Refusal(
+        AcceptedReason.OBJECT_REFUSED,
+        f"{field}: {first.kind} {first.name} is refused by the apiserver ({first.reason}{at}): mend that in {field}, "
+        "or what forbids it (a quota, an admission webhook, the operator's rights)",
+    )
 
 
 def _required_secrets(spec: TenantPolicySpec) -> Iterator[SecretReference]:

@@ -9,7 +9,8 @@
         ├── KeyMaterialError (ValueError) a Secret of ours cannot be read; the plan makes it anew and says so
         ├── ReportError                  a pod's internal port gave no report that can be believed
         └── ClusterError                 the apiserver refused or did not answer; the queue tries again later
-            └── Gone                     the object does not exist
+            ├── Gone                     the object does not exist
+            └── Refused                  the apiserver does not take the object as it is: trying again alone mends nothing
 
 A message never holds an object's body: the apiserver quotes values in its refusals, and some of ours are secrets.
 """
@@ -53,3 +54,17 @@ class ClusterError(OperatorError):
 
 class Gone(ClusterError):
     """The object is not there."""
+
+
+class Refused(ClusterError):
+    """The apiserver, or what it asks, does not take the object as it is.
+
+    Args:
+        status: the HTTP status: 400, 403 or 422.
+        reason: the apiserver's word for it.
+        fields: the paths of the wrong fields, without values; none where the apiserver names none.
+    """
+
+    def __init__(self, message: str, *, status: int, reason: str, fields: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.fields = status, reason, fields

@@ -20,11 +20,13 @@ from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic import DynamicClient, Resource
 
-from .errors import ClusterError, Gone, MissingCRD
+from .errors import ClusterError, Gone, MissingCRD, Refused
 from .render.names import FIELD_MANAGER, GROUP, KIND, PLURAL, VERSION, Manifest
 from .resources import ALL_KINDS
 
 TIMEOUT_SECONDS: Final = 20.0
+_NOT_FOUND: Final = 404
+_REFUSALS: Final = frozenset({400, 403, 422})
 
 
 class Kube:
@@ -54,11 +56,15 @@ class Kube:
         identity = {"apiVersion": answer["apiVersion"], "kind": kind}
         return [{**item, **identity} for item in answer.get("items") or []]
 
-    async def apply(self, manifest: Manifest) -> Manifest:
-        """Server-side apply; fields that other managers hold are taken from them."""
+    async def apply(self, manifest: Manifest, *, trial: bool = False) -> Manifest:
+        """Server-side apply; fields that other managers hold are taken from them. A trial changes nothing.
+
+        Raises:
+            Refused: the apiserver does not take the object.
+        """
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata["namespace"], metadata["name"])
-        return await self._apply(path, manifest)
+        return await self._apply(path, manifest, **({"dry_run": "All"} if trial else {}))
 
     async def apply_status(self, policy: Manifest, status: Mapping[str, Any]) -> Manifest:
         """Server-side apply of the whole status of the TenantPolicy that was read (and of none that took its name since)."""
@@ -67,14 +73,22 @@ class Kube:
         return await self._apply(_path(KIND, metadata["namespace"], metadata["name"]) + "/status", body)
 
     async def set_managed_fields(self, live: Manifest, entries: list[dict[str, Any]]) -> None:
-        """Replace `metadata.managedFields` of exactly the object that was read."""
+        """Replace `metadata.managedFields` of exactly the object that was read.
+
+        Raises:
+            ClusterError: it was written to meanwhile, or the call failed: read it anew.
+        """
         metadata = live["metadata"]
         patch = [
             {"op": "replace", "path": "/metadata/managedFields", "value": entries},
             {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
         ]
         path = _path(live["kind"], metadata["namespace"], metadata["name"])
-        await self._call("patch", path, body=patch, content_type="application/json-patch+json")
+        try:
+            await self._call("patch", path, body=patch, content_type="application/json-patch+json")
+        except Refused as error:
+            # The test above failed: nothing is wrong with the object itself.
+            raise ClusterError(str(error)) from None
 
     async def delete(self, kind: str, namespace: str, name: str, *, uid: str) -> None:
         """Delete exactly the object that was read; no error when it is gone."""
@@ -101,7 +115,7 @@ class Kube:
                 f"the cluster does not serve {PLURAL}.{GROUP}/{VERSION}: install the chart blockwarden-crds first"
             ) from None
 
-    async def _apply(self, path: str, body: Manifest) -> Manifest:
+    async def _apply(self, path: str, body: Manifest, **parameters: Any) -> Manifest:
         return await self._call(
             "patch",
             path,
@@ -109,6 +123,7 @@ class Kube:
             content_type="application/apply-patch+yaml",
             field_manager=FIELD_MANAGER,
             force_conflicts=True,
+            **parameters,
         )
 
     async def _call(self, method: str, path: str, *, body: Any = None, **parameters: Any) -> Manifest:
@@ -118,8 +133,7 @@ class Kube:
                 found: Manifest = await answer.json()
                 return found
         except ApiException as error:
-            kind = Gone if error.status == 404 else ClusterError
-            raise kind(f"{method} {path}: {error.status} {_reason(error)}") from None
+            raise _failure(f"{method} {path}", error) from None
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ClusterError(f"{method} {path}: {type(error).__name__}: the apiserver did not answer") from None
 
@@ -155,12 +169,22 @@ def _path(kind: str, namespace: str | None, name: str | None = None) -> str:
     return path
 
 
-def _reason(error: ApiException) -> str:
+def _failure(call: str, error: ApiException) -> ClusterError:
+    """Our error for the client's."""
+    status = int(error.status or 0)
+    reason, fields = _reason(error)
+    message = f"{call}: {status} {reason}" + (f" ({', '.join(fields)})" if fields else "")
+    if status in _REFUSALS:
+        return Refused(message, status=status, reason=reason, fields=fields)
+    return Gone(message) if status == _NOT_FOUND else ClusterError(message)
+
+
+def _reason(error: ApiException) -> tuple[str, tuple[str, ...]]:
     """The machine-readable reason and the paths of the wrong fields: what helps, without the values that are quoted beside it."""
     try:
         status = json.loads(error.body or "")
         causes = (status.get("details") or {}).get("causes") or []
-        fields = ", ".join(str(cause.get("field")) for cause in causes if cause.get("field"))
-        return f"{status.get('reason')}{f' ({fields})' if fields else ''}"
+        fields = dict.fromkeys(str(cause["field"]) for cause in causes if cause.get("field"))
+        return str(status.get("reason")), tuple(fields)
     except (ValueError, AttributeError):
-        return str(error.reason)
+        return str(error.reason), ()

@@ -94,6 +94,17 @@ class PortProbe:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedObject:
+    """An object that the apiserver does not take: its reason and the fields it names, never a value."""
+
+    kind: str
+    name: str
+    component: str
+    reason: str
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """Everything about one TenantPolicy.
 
@@ -106,6 +117,7 @@ class Observed:
         pods: its pods.
         gateways, engines: reports of live pods by UID, None where a pod gave none.
         probes: by engine pod UID; None when the operator cannot probe.
+        refused: what the apiserver said of the plan before this one, by the objects that it does not take, in order.
         now: aware, whole seconds.
     """
 
@@ -119,6 +131,7 @@ class Observed:
     gateways: Mapping[str, GatewayReport | None] = field(default_factory=dict)
     engines: Mapping[str, EngineReport | None] = field(default_factory=dict)
     probes: Mapping[str, PortProbe] | None = None
+    refused: tuple[RefusedObject, ...] = ()
 
     def child(self, kind: str, name: str) -> Manifest | None:
         return self.children.get((kind, name))

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from .accepted import InForce, read_accepted, render_accepted
 from .api import Condition, ConditionType, TenantPolicy, TenantPolicySpec, TenantPolicyStatus
 from .api.conditions import AcceptedReason
-from .checks import CheckInput, Refusal, check_spec
+from .checks import CheckInput, Refusal, check_objects, check_spec
 from .conditions import (
     Enforcement,
     Verdict,
@@ -37,7 +37,7 @@ from .render.names import Component, Manifest, Owner
 from .render.network import render_network
 from .render.shares import canary_blocks
 from .render.weights import render_weights, weights_job
-from .resources import APPLY_ORDER
+from .resources import APPLY_ORDER, CREATE_ONLY, TRIED_KINDS
 from .rotation import RotationPhase
 from .salts import Entropy
 from .settings import Settings
@@ -56,7 +56,9 @@ class Plan:
     """What to write, in this order, and when to look again.
 
     Args:
-        apply: the manifests of all children, whether or not they differ from what is there.
+        apply: the manifests of all children, whether or not they differ from what is there; the copy of the spec that is in
+            force with them is the last.
+        trial: what the apiserver must be asked about first, because it has never taken this spec.
         delete: (kind, name) of children that are no longer wanted.
         status: the whole status.
         notices: Events to post.
@@ -68,6 +70,7 @@ class Plan:
     status: dict[str, Any]
     notices: tuple[Notice, ...]
     requeue_after: float
+    trial: tuple[Manifest, ...] = field(default=(), repr=False)
 
 
 def plan_policy(observed: Observed, settings: Settings, entropy: Entropy) -> Plan:
@@ -80,10 +83,10 @@ def plan_policy(observed: Observed, settings: Settings, entropy: Entropy) -> Pla
         return _plan_refused(observed, previous, refusal)
     material = plan_material(observed, force.spec, previous, owner, drain_seconds=settings.drain_seconds, entropy=entropy)
     wanted, kept = plan_children(observed, force, owner, settings, material)
-    apply = tuple(
-        with_shape(manifest)
-        for manifest in sorted(wanted, key=lambda manifest: (APPLY_ORDER[manifest["kind"]], manifest["metadata"]["name"]))
-    )
+    in_order = sorted(wanted, key=lambda manifest: (APPLY_ORDER[manifest["kind"]], manifest["metadata"]["name"]))
+    # Last, so that a spec counts as accepted only once everything that follows from it was taken.
+    in_order.append(render_accepted(owner, force, material.engine_keys))
+    apply = tuple(with_shape(manifest) for manifest in in_order)
     verdicts = _verdicts(observed, force.spec, owner, material, refusal, apply)
     conditions = _conditions(observed, previous, verdicts, force.generation)
     status = plan_status(observed, force.spec, owner, material, conditions, drain_seconds=settings.drain_seconds)
@@ -94,7 +97,30 @@ def plan_policy(observed: Observed, settings: Settings, entropy: Entropy) -> Pla
         status=status.manifest(),
         notices=plan_notices(previous, conditions, material),
         requeue_after=_requeue_after(observed, material, conditions),
+        trial=() if refusal is not None else _plan_trial(observed, force, owner, settings, apply),
     )
+
+
+def plan_unstored(observed: Observed) -> Plan:
+    """What to report when the apiserver did not even take the Secrets: the status must not be ahead of what they hold."""
+    return _plan_refused(observed, read_status(observed.policy), check_objects(observed.refused))
+
+
+def _plan_trial(
+    observed: Observed, force: InForce, owner: Owner, settings: Settings, apply: Iterable[Manifest]
+) -> tuple[Manifest, ...]:
+    """The objects that a spec shapes, where it is not the accepted one; engines too that still wait for their weights."""
+    if read_accepted(observed, owner) == force:
+        return ()
+    engine = with_shape(render_engine_deployment(force.spec, owner, default_image=settings.engine_image))
+    others = [
+        manifest
+        for manifest in apply
+        if manifest["kind"] in TRIED_KINDS
+        and (manifest["kind"], manifest["metadata"]["name"]) != ("Deployment", owner.engine)
+        and not (manifest["kind"] in CREATE_ONLY and observed.child(manifest["kind"], manifest["metadata"]["name"]))
+    ]
+    return (*others, engine)
 
 
 def read_status(policy: Manifest) -> TenantPolicyStatus:
@@ -122,6 +148,7 @@ def plan_spec(observed: Observed, settings: Settings, owner: Owner) -> tuple[InF
             image_prefixes=settings.image_prefixes,
         )
     )
+    refusal = refusal or check_objects(observed.refused)
     if refusal is not None:
         return read_accepted(observed, owner), refusal
     return InForce(spec, generation), None
@@ -136,7 +163,6 @@ def plan_children(
     wanted = [
         *render_network(spec, owner, operator=settings.operator, dns=settings.dns),
         *material.manifests(owner),
-        render_accepted(owner, force, material.engine_keys),
         *render_weights(spec, owner, default_image=settings.engine_image),
         *render_engine(owner),
         *render_gateway(spec, owner, default_image=settings.gateway_image),

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from http import HTTPStatus
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from .drift import adopt_foreign_fields, has_drifted
-from .errors import ClusterError, Gone
+from .errors import ClusterError, Gone, Refused
 from .internal import Inspector
 from .kube import Kube
 from .observe import observe_policy
-from .observed import Observed
-from .plan import Plan, plan_policy
+from .observed import Observed, RefusedObject
+from .plan import Plan, plan_policy, plan_unstored
 from .queue import Key
-from .render.names import FIELD_MANAGER, GROUP, KIND, VERSION, Manifest
-from .resources import CREATE_ONLY
+from .render.names import COMPONENT_LABEL, FIELD_MANAGER, GROUP, KIND, VERSION, Manifest
+from .resources import APPLY_ORDER, CREATE_ONLY
 from .salts import Entropy
 from .settings import Settings
 from .status import Notice
@@ -44,27 +47,66 @@ class Reconciler:
         if observed is None:
             return None
         plan = plan_policy(observed, self.settings, self.entropy)
+        if refused := await self._try(plan.trial):
+            # The spec as a whole is not taken into force: the last accepted one is kept, as after any other refusal.
+            observed = replace(observed, refused=refused)
+            plan = plan_policy(observed, self.settings, self.entropy)
         changed = await self.apply_plan(observed, plan)
         if changed:
             log.info("reconciled %s/%s: wrote %s", *key, ", ".join(changed))
         return plan.requeue_after
 
     async def apply_plan(self, observed: Observed, plan: Plan) -> list[str]:
-        """Write what differs, in order; returns what was written."""
-        written = []
-        for manifest in plan.apply:
-            if await self._apply_child(manifest, observed.child(manifest["kind"], manifest["metadata"]["name"])):
-                written.append(f"{manifest['kind']} {manifest['metadata']['name']}")
+        """Write what differs, in order; returns what was written. What the apiserver refuses ends up in the status."""
+        written, refused = await self._apply_children(observed, plan)
         for kind, name in plan.delete:
             metadata = observed.children[kind, name]["metadata"]
             if metadata.get("deletionTimestamp") is None:
                 await self.kube.delete(kind, metadata["namespace"], name, uid=metadata["uid"])
                 written.append(f"{kind} {name} (deleted)")
+        if refused:
+            plan = self._plan_report(replace(observed, refused=(*observed.refused, *refused)), refused)
         if plan.status != (observed.policy.get("status") or {}):
             await self._apply_status(observed.policy, plan.status)
             written.append("status")
         await self._post(observed.policy, plan.notices)
         return written
+
+    async def _try(self, manifests: Iterable[Manifest]) -> tuple[RefusedObject, ...]:
+        """What the apiserver would not take. A webhook that knows no trials answers 400: it decides at the write."""
+        refused = []
+        for manifest in manifests:
+            try:
+                await self.kube.apply(manifest, trial=True)
+            except Refused as error:
+                if error.status != HTTPStatus.BAD_REQUEST:
+                    refused.append(_refused_object(manifest, error))
+        return tuple(refused)
+
+    async def _apply_children(self, observed: Observed, plan: Plan) -> tuple[list[str], list[RefusedObject]]:
+        """Write children; returns what was written and what the apiserver refused.
+
+        One refused object does not keep others of its kind from their repair. Kinds that come later wait: they follow from what
+        was refused, or it confines them.
+        """
+        written: list[str] = []
+        refused: list[RefusedObject] = []
+        for _, manifests in groupby(plan.apply, key=itemgetter("kind")):
+            for manifest in manifests:
+                try:
+                    if await self._apply_child(manifest, observed.child(manifest["kind"], manifest["metadata"]["name"])):
+                        written.append(f"{manifest['kind']} {manifest['metadata']['name']}")
+                except Refused as error:
+                    log.warning("%s", error)
+                    refused.append(_refused_object(manifest, error))
+            if refused:
+                break
+        return written, refused
+
+    def _plan_report(self, observed: Observed, refused: Iterable[RefusedObject]) -> Plan:
+        """The status and the Events after a write that was refused."""
+        stored = all(APPLY_ORDER[entry.kind] > APPLY_ORDER["Secret"] for entry in refused)
+        return plan_policy(observed, self.settings, self.entropy) if stored else plan_unstored(observed)
 
     async def _apply_child(self, manifest: Manifest, live: Manifest | None) -> bool:
         """Apply one child unless it is there as wanted; what strangers added to it is taken over first and so removed."""
@@ -91,6 +133,12 @@ class Reconciler:
                 await self.kube.create_event(render_event(policy, notice, self.now()))
             except ClusterError as error:
                 log.warning("could not post Event %s: %s", notice.reason, error)
+
+
+def _refused_object(manifest: Manifest, error: Refused) -> RefusedObject:
+    metadata = manifest["metadata"]
+    component = metadata["labels"][COMPONENT_LABEL]
+    return RefusedObject(manifest["kind"], metadata["name"], component, error.reason, error.fields)
 
 
 def render_event(policy: Manifest, notice: Notice, now: datetime) -> Manifest:

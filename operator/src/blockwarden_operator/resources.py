@@ -35,6 +35,8 @@ a keyring is stored before the documents that follow from it."""
 APPLY_ORDER: Final = {kind.kind: index for index, kind in enumerate(CHILD_KINDS)}
 CREATE_ONLY: Final = frozenset({"Job", "PersistentVolumeClaim"})
 """Kinds that Kubernetes does not let anybody change: made when missing, never applied again."""
+TRIED_KINDS: Final = frozenset({"NetworkPolicy", "PersistentVolumeClaim", "Service", "Job", "Deployment"})
+"""Kinds whose objects hold what a policy's author wrote, in fields that only the apiserver can judge."""
 POLICY: Final = Kind(KIND, PLURAL, GROUP, VERSION)
 POD: Final = Kind("Pod", "pods")
 EVENT: Final = Kind("Event", "events", "events.k8s.io")

@@ -122,6 +122,13 @@ class Cluster:
         assert manifest is not None
         return base64.b64decode(manifest["data"][field_name])
 
+    async def until_quota_counts(self, name: str) -> None:
+        """Until the quota's controller has counted: before that it forbids nothing that can be told apart."""
+        deadline = time.monotonic() + 30
+        while not self.get("resourcequota", name).get("status", {}).get("used"):
+            assert time.monotonic() < deadline, "no controller counts the quota"
+            await asyncio.sleep(0.2)
+
     async def events(self) -> list[Manifest]:
         return list(json.loads(self.kubectl("get", "events.events.k8s.io", "-o", "json"))["items"])
 

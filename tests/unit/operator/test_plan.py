@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 from blockwarden_core.policy import EnginePolicy
 from blockwarden_core.sealed import Sealed
-from blockwarden_operator.plan import REFUSED_SECONDS, ROTATING_SECONDS, STEADY_SECONDS, UNREADY_SECONDS, Plan
+from blockwarden_operator.observed import RefusedObject
+from blockwarden_operator.plan import REFUSED_SECONDS, ROTATING_SECONDS, STEADY_SECONDS, UNREADY_SECONDS, Plan, plan_unstored
 
 
 def condition(plan: Plan, kind: str) -> Any:
@@ -299,3 +301,54 @@ def test_very_many_bad_keys_fit_into_a_message(world: Any) -> None:
     world.spec(tenants=tenants)
     plan = world.plan(referenced={"a" * 200: None})
     assert condition(plan, "SecretsReady")["reason"] == "ApiKeyRefused"
+
+
+REFUSED = RefusedObject(
+    "Deployment", "demo-engine", "engine", "Invalid", ("spec.template.spec.containers[0].resources.limits[!!]",)
+)
+
+
+def test_a_spec_counts_as_accepted_only_after_everything_that_follows_from_it(world: Any) -> None:
+    last = world.plan().apply[-1]
+    assert (last["kind"], last["metadata"]["name"]) == ("ConfigMap", "demo-accepted")
+
+
+def test_only_a_spec_that_was_never_taken_is_tried(world: Any) -> None:
+    def tried(plan: Plan) -> list[str]:
+        return [f"{manifest['kind']} {manifest['metadata']['name']}" for manifest in plan.trial]
+
+    first = world.take()
+    assert {"Deployment demo-engine", "Deployment demo-gateway", "NetworkPolicy demo-engine"} <= set(tried(first))
+    assert tried(world.take()) == []
+    world.spec(model={"name": "tiny", "source": {"huggingFace": {"repo": "org/model"}}})
+    waiting = world.take()
+    assert "demo-engine" not in named(waiting, "Deployment")
+    assert "Deployment demo-engine" in tried(waiting), "also while the weights are not there yet"
+    world.spec(gateway={"replicas": 9, "tls": {"secretName": "absent"}})
+    assert tried(world.plan(referenced={"absent": None})) == [], "what is refused already is not asked about"
+
+
+def test_what_the_apiserver_refuses_leaves_the_last_accepted_spec_in_force(world: Any) -> None:
+    first = world.take()
+    world.spec(tenants=[{"name": "acme", "kvCache": {"guaranteed": "40%"}}])
+    refused = world.plan(refused=(REFUSED,))
+    assert (refused.apply, refused.delete, refused.trial) == (first.apply, (), ())
+    assert condition(refused, "Accepted")["reason"] == "ObjectRefused"
+    assert condition(refused, "Accepted")["message"].startswith(
+        "spec.engine: Deployment demo-engine is refused by the apiserver "
+        "(Invalid at spec.template.spec.containers[0].resources.limits[!!]): mend that in spec.engine, "
+    )
+    assert [notice.reason for notice in refused.notices if notice.warning] == ["ObjectRefused"]
+
+
+def test_a_status_is_not_ahead_of_secrets_that_were_refused(world: Any) -> None:
+    """A generation in the status above the stored one would be taken for a lost keyring, and rotate once more each time."""
+    world.take()
+    policy = copy.deepcopy(world.observed.policy)
+    policy["metadata"]["annotations"] = {"blockwarden.dev/rotate-salt": "now"}
+    ahead = world.plan(policy=policy).status
+    assert ahead["tenants"][0]["saltGeneration"] == 2
+    secret = RefusedObject("Secret", "demo-salt-keyring", "policy", "Forbidden", ())
+    kept = plan_unstored(replace(world.observed, refused=(secret,))).status
+    assert (kept["tenants"][0]["saltGeneration"], kept["rotation"]["phase"]) == (1, "Idle")
+    assert {entry["status"] for entry in kept["conditions"]} == {"False"}

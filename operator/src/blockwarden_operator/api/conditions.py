@@ -60,6 +60,8 @@ class AcceptedReason(StrEnum):
     SECRET_MISSING = "SecretMissing"  # noqa: S105 - a reason
     SECRET_REFUSED = "SecretRefused"  # noqa: S105 - a reason
     OBJECT_NAME_TAKEN = "ObjectNameTaken"
+    OBJECT_REFUSED = "ObjectRefused"
+    """The apiserver, a quota or an admission webhook does not take an object that follows from the spec."""
 
 
 class SecretsReason(StrEnum):
