@@ -31,6 +31,7 @@ from .rotation import (
     plan_rotation,
     requested_ids,
     served_generations,
+    unknown_tenants,
 )
 from .salts import (
     API_KEY_FIELD,
@@ -62,6 +63,7 @@ class Material:
     keyring_lost: bool
     engine_keys_lost: bool
     renewed_keys: tuple[str, ...]
+    unknown_tenants: tuple[str, ...]
 
     def manifests(self, owner: Owner) -> list[Manifest]:
         """The Secrets and ConfigMaps with all this in them."""
@@ -113,6 +115,7 @@ def plan_material(
         keyring_lost=is_lost(given),
         engine_keys_lost=engine_keys is None and bool(seen),
         renewed_keys=tuple(renewed) if seen else (),
+        unknown_tenants=unknown_tenants(given.requested, given.payers),
     )
 
 

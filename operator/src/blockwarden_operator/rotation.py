@@ -38,6 +38,8 @@ CANARY_GENERATION: Final = 2
 """Constant, and above 1 so that a retired canary token exists."""
 MAX_ID_LENGTH: Final = 128
 """Longer ids are recorded as their digest: the record lies in an annotation and in the status, which have limits of their own."""
+MAX_UNKNOWN: Final = 32
+"""As many tenants that do not exist are reported: annotations may name any number."""
 LONG_ID_PREFIX: Final = "sha256:"
 DRAIN_SECONDS: Final = 600
 """How long requests of an old generation may take to finish before the engines end them."""
@@ -55,7 +57,8 @@ class RotationPhase(StrEnum):
 class RotationRecord(Document):
     """What must survive the operator: the ids already acted upon, the phase, and what the rotation replaces.
 
-    `ids` maps EVERYONE or a tenant to the last id that was begun. `previous` maps each rotating tenant to the generation that it
+    `ids` maps EVERYONE or a tenant to the last id that was begun; only that one asks for nothing, so that an id which was used
+    a year ago cannot silently keep a leaked salt in use. `previous` maps each rotating tenant to the generation that it
     leaves. `departed` maps tenants that are gone to their last generation: coming back, they go on from there.
     Times are Unix seconds.
     """
@@ -111,6 +114,11 @@ def requested_ids(annotations: Mapping[str, str]) -> dict[str, str]:
         elif value and name.startswith(ROTATE_ANNOTATION + "."):
             found[name.removeprefix(ROTATE_ANNOTATION + ".")] = recorded_id(value)
     return found
+
+
+def unknown_tenants(requested: Iterable[str], payers: Mapping[str, str]) -> tuple[str, ...]:
+    """Whom the annotations would rotate and the spec does not have, the first MAX_UNKNOWN by name: ids of theirs wait."""
+    return tuple(sorted(set(requested) - {EVERYONE, *payers, *payers.values()})[:MAX_UNKNOWN])
 
 
 def recorded_id(id_: str) -> str:

@@ -31,6 +31,7 @@ from .rotation import (
     EVERYONE,
     LONG_ID_PREFIX,
     MAX_ID_LENGTH,
+    ROTATE_ANNOTATION,
     RotationPhase,
     RotationRecord,
     RotationState,
@@ -45,6 +46,7 @@ class EventReason(StrEnum):
     ROTATION_STARTED = "RotationStarted"
     ROTATION_ADVANCED = "RotationAdvanced"
     ROTATION_FINISHED = "RotationFinished"
+    ROTATION_TENANT_UNKNOWN = "RotationTenantUnknown"
     KEYRING_LOST = "KeyringLost"
     ENGINE_KEY_REPLACED = "EngineKeyReplaced"
     CERTIFICATE_AUTHORITY_REPLACED = "CertificateAuthorityReplaced"
@@ -83,7 +85,7 @@ def plan_status(
             gateway=_count(observed, owner.gateway, spec.gateway.replicas),
         ),
         tenant_count=len(spec.tenants),
-        rotation=_rotation(observed, owner, material.rotation, drain_seconds),
+        rotation=_rotation(observed, owner, material, drain_seconds),
         tenants=_tenants(spec, owner, material),
     )
 
@@ -107,8 +109,8 @@ def _tenants(spec: TenantPolicySpec, owner: Owner, material: Material) -> tuple[
     return tuple(listed)
 
 
-def _rotation(observed: Observed, owner: Owner, state: RotationState, drain_seconds: int) -> RotationStatus:
-    record = state.record
+def _rotation(observed: Observed, owner: Owner, material: Material, drain_seconds: int) -> RotationStatus:
+    state, record = material.rotation, material.rotation.record
     draining = record.phase is RotationPhase.DRAINING
     return RotationStatus(
         observed_id=record.ids.get(EVERYONE),
@@ -121,6 +123,7 @@ def _rotation(observed: Observed, owner: Owner, state: RotationState, drain_seco
         rotated_at=_moment(record.rotated_at) if record.rotated_at is not None else None,
         phase_since=_moment(record.since),
         deadline=_moment(record.since) + timedelta(seconds=drain_seconds) if draining else None,
+        unknown_tenants=material.unknown_tenants or None,
         waiting_for=tuple(_waiting_for(observed, owner, state)[:MAX_WAITING]) or None,
     )
 
@@ -154,7 +157,7 @@ def plan_notices(previous: TenantPolicyStatus, conditions: Iterable[Condition], 
         and _has_turned(before.get(condition.type), condition)
     ]
     if material is not None:
-        notices += [*_replacements(material), *_phases(previous, material.rotation)]
+        notices += [*_replacements(material), *_phases(previous, material.rotation), *_unknown(previous, material)]
     return tuple(notices)
 
 
@@ -184,6 +187,18 @@ def _replacements(material: Material) -> list[Notice]:
         for tenant in material.renewed_keys
     ]
     return notices
+
+
+def _unknown(previous: TenantPolicyStatus, material: Material) -> list[Notice]:
+    """One Event for the names that the status did not have yet."""
+    told = (previous.rotation.unknown_tenants if previous.rotation else None) or ()
+    new = [name for name in material.unknown_tenants if name not in told]
+    if not new:
+        return []
+    note = (
+        f"{ROTATE_ANNOTATION}.<tenant>: there is no tenant {', '.join(new)[:700]}, so nothing rotates: mend the annotation's name"
+    )
+    return [Notice(True, EventReason.ROTATION_TENANT_UNKNOWN, note)]
 
 
 def _long_ids(record: RotationRecord) -> str:

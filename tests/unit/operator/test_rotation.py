@@ -194,3 +194,15 @@ def test_a_tenant_that_comes_back_goes_on_from_where_it_left(idle: RotationState
     again = plan_rotation(given(stored=without, payers=PAYERS), entropy)
     assert again.keyring.generations == {"acme": 4, "shared": 5, "canary": 2}
     assert again.record.departed == {}
+
+
+def test_an_earlier_id_rotates_again(idle: RotationState, entropy: Entropy) -> None:
+    """Only the last id asks for nothing: a leaked salt must not stay in use because an id was used before."""
+    state, generations = idle, []
+    for id_ in ("one", "two", "one", "one"):
+        for _ in range(5):
+            ready = policy(state)
+            state = plan_rotation(given(stored=state, requested={EVERYONE: id_}, engine_policy=ready), entropy)
+        assert state.record.phase is RotationPhase.IDLE
+        generations.append(state.keyring.generations["acme"])
+    assert generations == [4, 5, 6, 6]

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-from blockwarden_operator.rotation import MAX_ID_LENGTH, RotationPhase
+from blockwarden_operator.rotation import MAX_ID_LENGTH, MAX_UNKNOWN, RotationPhase
 
 from .base import ApiModel, list_map
 from .conditions import Condition, Time
@@ -63,6 +63,8 @@ class RotationStatus(StatusModel):
     """When the phase began."""
     deadline: Time | None = None
     """When Draining ends at the latest: requests still running under old salts are then ended."""
+    unknown_tenants: Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=MAX_UNKNOWN)] | None = None
+    """Names in annotations blockwarden.dev/rotate-salt.<tenant> that are no tenant's: nothing rotates for them. The first 32."""
     waiting_for: Annotated[tuple[Annotated[str, Field(max_length=253)], ...], Field(max_length=MAX_WAITING)] | None = None
     """The pods that the phase waits for; the first 128 of them."""
 
