@@ -49,7 +49,7 @@ from .salts import (
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What the Secrets and policy documents shall hold, and what of it had to be replaced."""
+    """What the Secrets and policy documents shall hold, what of it had to be replaced, and whose generated key waits."""
 
     rotation: RotationState
     engine_keys: EngineKeys
@@ -64,6 +64,7 @@ class Material:
     engine_keys_lost: bool
     renewed_keys: tuple[str, ...]
     unknown_tenants: tuple[str, ...]
+    waiting_keys: tuple[str, ...]
 
     def manifests(self, owner: Owner) -> list[Manifest]:
         """The Secrets and ConfigMaps with all this in them."""
@@ -116,6 +117,7 @@ def plan_material(
         engine_keys_lost=engine_keys is None and bool(seen),
         renewed_keys=tuple(renewed) if seen else (),
         unknown_tenants=unknown_tenants(given.requested, given.payers),
+        waiting_keys=_waiting_keys(spec, api_keys),
     )
 
 
@@ -241,6 +243,15 @@ def _plan_generated_keys(
         else:
             keys[tenant.name] = credential.value.decode("ascii")
     return keys, made
+
+
+def _waiting_keys(spec: TenantPolicySpec, api_keys: ApiKeys) -> tuple[str, ...]:
+    """The tenants whose own keys are all unfit: a key that was generated before opens nothing, but is not thrown away yet.
+
+    Otherwise one misspelt reference would end a credential that many clients hold, and mending it would not bring it back.
+    """
+    served = {key.tenant for key in api_keys.keys}
+    return tuple(tenant.name for tenant in spec.tenants if tenant.api_keys and tenant.name not in served)
 
 
 def _generated_credential(observed: Observed, owner: Owner, tenant: Tenant) -> Credential:

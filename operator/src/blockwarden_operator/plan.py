@@ -159,7 +159,7 @@ def plan_children(
 ) -> tuple[list[Manifest], set[tuple[str, str]]]:
     """All children, and the (kind, name) of those that stay as they are for now."""
     spec = force.spec
-    kept: set[tuple[str, str]] = set()
+    kept = {("Secret", owner.generated_key(tenant)) for tenant in material.waiting_keys}
     wanted = [
         *render_network(spec, owner, operator=settings.operator, dns=settings.dns),
         *material.manifests(owner),

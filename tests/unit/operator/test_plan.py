@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -352,3 +353,30 @@ def test_a_status_is_not_ahead_of_secrets_that_were_refused(world: Any) -> None:
     kept = plan_unstored(replace(world.observed, refused=(secret,))).status
     assert (kept["tenants"][0]["saltGeneration"], kept["rotation"]["phase"]) == (1, "Idle")
     assert {entry["status"] for entry in kept["conditions"]} == {"False"}
+
+
+def test_a_generated_key_outlives_a_typo_in_the_listed_ones_and_opens_nothing_meanwhile(world: Any) -> None:
+    kept = named(world.take(), "Secret")["demo-key-acme"]
+
+    def acme(*names: str) -> None:
+        keys = [{"name": name, "secretRef": {"name": name, "key": "k"}} for name in names]
+        others = [{"name": "globex", "kvCache": {"guaranteed": "40%"}}]
+        world.spec(tenants=[{"name": "acme", "kvCache": {"guaranteed": "40%"}, **({"apiKeys": keys} if keys else {})}, *others])
+
+    def in_force(plan: Plan) -> list[str]:
+        digests = json.loads(base64.b64decode(named(plan, "Secret")["demo-api-keys"]["data"]["digests.json"]))
+        return [key["tenant"] for key in digests["keys"]]
+
+    acme("mispelt")
+    typo = world.take(referenced={"mispelt": None})
+    assert ("Secret", "demo-key-acme") not in typo.delete
+    assert in_force(typo) == ["globex"]
+    assert condition(typo, "SecretsReady")["reason"] == "ApiKeyRefused"
+    acme()
+    mended = world.take()
+    assert named(mended, "Secret")["demo-key-acme"] == kept
+    assert in_force(mended) == ["acme", "globex"]
+    acme("good", "mispelt")
+    good = world.take(referenced={"mispelt": None, "good": {"data": {"k": base64.b64encode(b"x" * 32).decode()}}})
+    assert good.delete == (("Secret", "demo-key-acme"),)
+    assert in_force(good) == ["acme", "globex"]
