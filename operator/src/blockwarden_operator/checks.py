@@ -18,6 +18,7 @@ from blockwarden_core.kv_transfer import PROVEN, UNPROVEN
 from blockwarden_core.policy import MIN_MODEL_LEN, blocks_of
 
 from .api import AcceptedReason, TenantPolicySpec
+from .api.model import holds_no_weights
 from .observed import RefusedObject
 from .render.names import FIELD_MANAGER, MANAGED_BY_LABEL, Component, Manifest
 
@@ -207,6 +208,17 @@ def check_images(given: CheckInput) -> Refusal | None:
     return None
 
 
+def check_model_path(given: CheckInput) -> Refusal | None:
+    """Make sure that no engine takes the kernel's trees, or blockwarden's own files, for weights."""
+    path = given.spec.model.source.path
+    if path is None or not holds_no_weights(path):
+        return None
+    return Refusal(
+        AcceptedReason.MODEL_SOURCE_REFUSED,
+        f"spec.model.source.path: {path} holds no weights: name a directory of the engine image",
+    )
+
+
 def check_model_source(given: CheckInput) -> Refusal | None:
     """Make sure that the volume with the weights is there."""
     claim = given.spec.model.source.persistent_volume_claim
@@ -272,6 +284,7 @@ CHAIN: Final[tuple[Check, ...]] = (
     check_engine_environment,
     check_external_cache,
     check_images,
+    check_model_path,
     check_secrets_are_the_users,
     check_secrets_exist,
     check_model_source,

@@ -38,6 +38,7 @@ STATUS: Manifest = {
         "rotatedAt": "2026-11-01T12:00:00Z",
         "phaseSince": "2026-11-01T12:00:01Z",
         "deadline": "2026-11-01T12:10:00Z",
+        "unknownTenants": ["nobody"],
         "waitingFor": ["shared-llama-gateway-0"],
     },
     "tenants": [

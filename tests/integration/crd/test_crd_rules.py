@@ -68,6 +68,27 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
         {"model": {"name": "m", "source": {"path": "/m", "persistentVolumeClaim": {"name": "w"}}}},
         "spec.model.source: names no source or several: set exactly one",
     ),
+    "the kernel's trees as weights": (
+        {"model": {"name": "m", "source": {"path": "/proc/self"}}},
+        "spec.model.source.path: /proc, /sys, /dev, /etc/blockwarden hold no weights: name a directory of the engine image",
+    ),
+    "the keys' mount as weights": (
+        {"model": {"name": "m", "source": {"path": "/etc/blockwarden"}}},
+        "spec.model.source.path: /proc, /sys, /dev, /etc/blockwarden hold no weights",
+    ),
+    "a resource that has no name": (
+        {"engine": {"resources": {"limits": {"memory": "8Gi", "!!": "1"}}}},
+        "resources: a name is not that of a resource: use cpu",
+    ),
+    "a resource of nobody": ({"gateway": {"resources": {"requests": {"gpu": 1}}}}, "resources: a name is not that of a resource"),
+    "a request above its limit": (
+        {"gateway": {"resources": {"requests": {"cpu": 9}, "limits": {"cpu": 1}}}},
+        "resources.requests: a request is above its limit: lower it",
+    ),
+    "a request above its limit in other units": (
+        {"engine": {"resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "2047Mi"}}}},
+        "resources.requests: a request is above its limit",
+    ),
     "an image without a tag": (
         {"engine": {"image": "registry.example/engine"}},
         "image: names a moving image: end it with a version tag",
@@ -180,6 +201,15 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
 ACCEPTED: dict[str, Manifest] = {
     "a name of 40 characters": named("a" * 40),
     "weights in the image": PATH,
+    "weights beneath a name that only begins like the kernel's": {"model": {"name": "m", "source": {"path": "/device/m"}}},
+    "resources of every kind": {
+        "engine": {
+            "resources": {
+                "requests": {"cpu": "500m", "memory": "1Gi", "hugepages-2Mi": "4Mi", "ephemeral-storage": 5},
+                "limits": {"cpu": 1, "memory": "1024Mi", "hugepages-2Mi": "4Mi", "nvidia.com/gpu": 1},
+            }
+        }
+    },
     "an image by digest": {"engine": {"image": "registry.example:5000/engine@sha256:" + "0" * 64}},
     "an image without a registry": {"gateway": {"image": "gateway:0.1.0"}},
     "labels and annotations of one's own": template(
@@ -226,6 +256,17 @@ def test_refuses(server: Serves, refused: Any, minimal: Manifest, sentence: str)
         server.create(changed(minimal, change), dry_run=True)
     assert message in answer.value.text
     assert not any(secret in text for _, text in answer.value.causes for secret in ("hunter2",))
+
+
+@pytest.mark.parametrize("amount", ["1.5%", "lots", "%", "", -1, 2**62])
+def test_what_the_schema_refuses_makes_no_rule_fail(server: Serves, refused: Any, minimal: Manifest, amount: Any) -> None:
+    """Rules run on refused values too: an error of theirs, or a wrong word, would be added to the refusal."""
+    for change in ({"tenants": [tenant(guaranteed=amount)]}, share(amount, amount), share(10, amount), share(amount, 10)):
+        with pytest.raises(refused) as answer:
+            server.create(changed(minimal, change), dry_run=True)
+        assert "kvCache." in answer.value.text
+        for noise in ("conversion", "evaluat", "no block at all", "is below guaranteed", "add up"):
+            assert noise not in answer.value.text
 
 
 @pytest.mark.parametrize("sentence", REFUSED)

@@ -11,25 +11,32 @@ import pytest
 pytestmark = pytest.mark.integration
 
 
+GPU_WITHOUT_LIMIT = {"resources": {"requests": {"nvidia.com/gpu": 1}}}
 REFUSED_SPECS = {
-    "a resource that has no name": ("engine", {"limits": {"memory": "8Gi", "!!": "1"}}, "Deployment demo-engine", "limits[!!]"),
-    "requests above their limits": (
+    "a GPU that has a request and no limit": (
+        "engine",
+        GPU_WITHOUT_LIMIT,
+        "Deployment demo-engine",
+        "spec.template.spec.containers[0].resources.limits",
+    ),
+    "a label that is none": (
         "gateway",
-        {"requests": {"cpu": 9}, "limits": {"cpu": 1}},
-        "Deployment demo-gateway",
-        "resources.requests",
+        {"allowFrom": [{"podSelector": {"matchLabels": {"!!": "x"}}}]},
+        "NetworkPolicy demo-gateway",
+        "podSelector.matchLabels",
     ),
 }
+"""Specs that the CRD takes: the object that follows from them and is not taken, and the field that the apiserver names."""
 
 
 @pytest.mark.parametrize("case", REFUSED_SPECS.values(), ids=REFUSED_SPECS)
-async def test_a_spec_whose_deployment_is_refused_is_refused_as_a_whole(
-    cluster: Any, served: Any, manifest: Any, case: tuple[str, Any, str, str]
+async def test_a_spec_whose_objects_are_refused_is_refused_as_a_whole(
+    cluster: Any, served: Any, manifest: Any, case: tuple[str, dict[str, Any], str, str]
 ) -> None:
-    part, resources, deployment, field = case
+    part, change, named, field = case
     before = await cluster.versions()
     good = copy.deepcopy(manifest)
-    manifest["spec"][part]["resources"] = resources
+    manifest["spec"][part] |= change
     manifest["spec"]["tenants"] = manifest["spec"]["tenants"][:1]
     cluster.apply(manifest)
     await served.reconcile(2)
@@ -41,7 +48,7 @@ async def test_a_spec_whose_deployment_is_refused_is_refused_as_a_whole(
     policy = await cluster.policy()
     accepted = await cluster.condition("Accepted")
     assert (accepted["status"], accepted["reason"]) == ("False", "ObjectRefused")
-    assert f"spec.{part}: {deployment} is refused" in accepted["message"]
+    assert f"spec.{part}: {named} is refused" in accepted["message"]
     assert field in accepted["message"]
     assert accepted["observedGeneration"] == policy["status"]["observedGeneration"] == policy["metadata"]["generation"]
     assert (await cluster.condition("Ready"))["status"] == "False"
@@ -58,7 +65,7 @@ async def test_a_spec_whose_deployment_is_refused_is_refused_as_a_whole(
 async def test_a_rotation_goes_on_under_a_spec_whose_deployment_is_refused(
     cluster: Any, served: Any, fleet: Any, manifest: Any
 ) -> None:
-    manifest["spec"]["engine"]["resources"] = {"limits": {"!!": "1"}}
+    manifest["spec"]["engine"] |= GPU_WITHOUT_LIMIT
     cluster.apply(manifest)
     cluster.kubectl("annotate", "tenantpolicy", "demo", "blockwarden.dev/rotate-salt=new")
     phases = []

@@ -37,6 +37,9 @@ TIGHT = spec(engine={"kvCache": {"blocks": 100}}, tenants=[tenant("a", 60), tena
 
 ACCEPTED = {
     "a small policy": CheckInput(spec()),
+    "weights beneath a name that only begins like the kernel's": CheckInput(
+        spec(model={"name": "m", "source": {"path": "/device/m"}})
+    ),
     "a policy whose guarantees are the whole pool": CheckInput(spec(tenants=[tenant("a", "60%"), tenant("b", "40%")])),
     "the shortest context that can be attested": CheckInput(spec(engine={"maxModelLen": 321})),
     "a pool that its numbers of blocks fill": CheckInput(TIGHT),
@@ -120,6 +123,16 @@ REFUSED = {
         CheckInput(spec(engine={"env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]})),
         AcceptedReason.ENVIRONMENT_REFUSED,
         "spec.engine.env: VLLM_SERVER_DEV_MODE is not an environment variable that blockwarden lets through: remove it",
+    ),
+    "the kernel's trees as weights": (
+        CheckInput(spec(model={"name": "m", "source": {"path": "/proc/self"}})),
+        AcceptedReason.MODEL_SOURCE_REFUSED,
+        "spec.model.source.path: /proc/self holds no weights: name a directory of the engine image",
+    ),
+    "the keys' mount as weights": (
+        CheckInput(spec(model={"name": "m", "source": {"path": "/etc/blockwarden"}})),
+        AcceptedReason.MODEL_SOURCE_REFUSED,
+        "spec.model.source.path: /etc/blockwarden holds no weights: name a directory of the engine image",
     ),
     "an image of a neighbour with a longer name": (
         CheckInput(IMAGE, image_prefixes=("registry.example/team",)),

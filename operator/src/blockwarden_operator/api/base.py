@@ -48,7 +48,7 @@ ATOMIC: Final[JsonDict] = {"x-kubernetes-list-type": "atomic"}
 
 ObjectName = Annotated[str, Field(pattern=NAME_PATTERN, min_length=1, max_length=253)]
 """The name of a Kubernetes object."""
-Quantity = Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^[0-9]+([.][0-9]+)?(m|[kMGTPE]i?|Ki)?$", max_length=32)]
+Quantity = Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^[0-9]+([.][0-9]+)?(m|k|Ki|[MGTPE]i?)?$", max_length=32)]
 """A Kubernetes quantity: `2`, `500m`, `16Gi`."""
 Image = Annotated[
     str,

@@ -56,6 +56,7 @@ class AcceptedReason(StrEnum):
     SCOPE_WIDENED = "ScopeWidened"
     USER_MISSING = "UserMissing"
     QUOTA_EXCEEDED = "QuotaExceeded"
+    MODEL_SOURCE_REFUSED = "ModelSourceRefused"
     MODEL_SOURCE_MISSING = "ModelSourceMissing"
     SECRET_MISSING = "SecretMissing"  # noqa: S105 - a reason
     SECRET_REFUSED = "SecretRefused"  # noqa: S105 - a reason

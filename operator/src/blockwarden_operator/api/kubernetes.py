@@ -7,7 +7,7 @@ out is left to Kubernetes.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -79,8 +79,31 @@ class NetworkPolicyPeer(ApiModel):
 Peers = Annotated[tuple[NetworkPolicyPeer, ...], Field(max_length=16, json_schema_extra=ATOMIC)]
 
 
+_RESOURCE_NAME: Final = (
+    "^(cpu|memory|ephemeral-storage|hugepages-[0-9]+[KMGT]i"
+    "|[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)$"
+)
+_RESOURCE_RULES: Final = rules(
+    rule(
+        " && ".join(
+            f"(!has(self.{side}) || self.{side}.all(name, name.matches('{_RESOURCE_NAME}')))" for side in ("requests", "limits")
+        ),
+        "resources: a name is not that of a resource: "
+        "use cpu, memory, ephemeral-storage, hugepages-<size>, or one with a prefix such as nvidia.com/gpu",
+    ),
+    rule(
+        "!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits) || "
+        "!isQuantity(string(self.requests[name])) || !isQuantity(string(self.limits[name])) || "
+        "!quantity(string(self.requests[name])).isGreaterThan(quantity(string(self.limits[name]))))",
+        "resources.requests: a request is above its limit: lower it, or raise resources.limits",
+    ),
+)
+
+
 class Resources(ApiModel):
     """Compute resources of one pod's main container."""
+
+    model_config = ConfigDict(json_schema_extra=_RESOURCE_RULES)
 
     requests: Annotated[dict[str, Quantity], Field(max_length=16)] | None = None
     """What the scheduler reserves, by resource name."""

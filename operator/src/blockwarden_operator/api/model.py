@@ -6,13 +6,22 @@ volume, or they are in a volume or in the image already.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
+from blockwarden_core import layout
 from blockwarden_core.engine_args import PATH, SERVED_NAME
 
 from .base import ApiModel, ObjectName, Quantity, SecretKeyRef, rule, rules
+
+NO_WEIGHTS_BELOW: Final = ("/proc", "/sys", "/dev", layout.ROOT)
+"""What is mounted into an engine for other purposes: the kernel's own trees, and blockwarden's keys and policy."""
+
+
+def holds_no_weights(path: str) -> bool:
+    """Whether a path within the engine image leads to what is no part of the image."""
+    return any(path == root or path.startswith(f"{root}/") for root in NO_WEIGHTS_BELOW)
 
 
 class WeightsVolume(ApiModel):
@@ -66,7 +75,20 @@ class ModelSource(ApiModel):
     """From the Hugging Face Hub, through a download Job."""
     persistent_volume_claim: VolumeClaim | None = None
     """From a volume."""
-    path: Annotated[str, Field(pattern=f"^{PATH}$", max_length=255)] | None = None
+    path: Annotated[
+        str,
+        Field(
+            pattern=f"^{PATH}$",
+            max_length=255,
+            json_schema_extra=rules(
+                rule(
+                    f"!self.matches('^({'|'.join(NO_WEIGHTS_BELOW)})(/|$)')",
+                    f"spec.model.source.path: {', '.join(NO_WEIGHTS_BELOW)} hold no weights: "
+                    "name a directory of the engine image",
+                )
+            ),
+        ),
+    ] | None = None  # fmt: skip
     """An absolute path within the engine image."""
 
 

@@ -14,7 +14,7 @@ from .engine import Engine, cel_list
 from .gateway import Gateway
 from .kubernetes import Peers
 from .model import Model
-from .tenant import Tenant
+from .tenant import Tenant, cel_number
 
 MAX_TENANTS: Final = 100
 _WIDTHS: Final = "{" + ", ".join(f"'{scope}': {scope.width}" for scope in Scope) + "}"
@@ -25,7 +25,8 @@ _NAMESPACE: Final = "(has({0}.engine.kvTransfer.keyNamespace) ? {0}.engine.kvTra
 
 def _guaranteed(kind: str) -> str:
     """CEL: the sum of the guarantees that are percentages (`string`) or numbers of blocks (`int`)."""
-    return f"self.tenants.map(t, type(t.kvCache.guaranteed) == {kind}, int(string(t.kvCache.guaranteed).replace('%', ''))).sum()"
+    number = cel_number("t.kvCache.guaranteed", otherwise=0)
+    return f"self.tenants.map(t, type(t.kvCache.guaranteed) == {kind}, {number}).sum()"
 
 
 _RULES: Final = rules(

@@ -16,8 +16,18 @@ Amount = Annotated[int, Field(ge=0, le=1_000_000_000)] | Annotated[Percent, Fiel
 """Blocks, or a percentage. Bounded, or the apiserver would find the rules below too costly."""
 
 _PERCENT_ABOVE_ZERO: Final = r"^(100|[1-9][0-9]?)%$"
-_NUMBER: Final = "int(string({0}).replace('%', ''))"
 _SAME_UNIT: Final = "(type(self.limit) == string) == (type(self.guaranteed) == string)"
+
+
+def cel_number(amount: str, *, otherwise: int) -> str:
+    """CEL: the number in an Amount. `otherwise` stands for one that the schema refuses already: rules run on those too, and an
+    error of theirs would be added to the refusal."""
+    return f"(string({amount}).matches('^[0-9]{{1,10}}%?$') ? int(string({amount}).replace('%', '')) : {otherwise})"
+
+
+_LIMIT: Final = cel_number("self.limit", otherwise=2**31)
+_GUARANTEED: Final = cel_number("self.guaranteed", otherwise=0)
+_MOST: Final = cel_number("(has(self.limit) ? self.limit : self.guaranteed)", otherwise=1)
 
 
 class ApiKeySource(ApiModel):
@@ -49,11 +59,11 @@ class KvShare(ApiModel):
                 "spec.tenants[].kvCache: guaranteed and limit have different units: write both in blocks or both in percent",
             ),
             rule(
-                f"!has(self.limit) || !({_SAME_UNIT}) || {_NUMBER.format('self.limit')} >= {_NUMBER.format('self.guaranteed')}",
+                f"!has(self.limit) || !({_SAME_UNIT}) || {_LIMIT} >= {_GUARANTEED}",
                 "spec.tenants[].kvCache.limit: is below guaranteed: raise limit, lower guaranteed, or leave limit out",
             ),
             rule(
-                f"{_NUMBER.format('has(self.limit) ? self.limit : self.guaranteed')} > 0",
+                f"{_MOST} > 0",
                 "spec.tenants[].kvCache: the tenant may hold no block at all: raise guaranteed or limit above zero",
             ),
         )
