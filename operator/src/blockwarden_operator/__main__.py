@@ -23,7 +23,7 @@ from aiohttp import web
 from .errors import ClusterError, MissingCRD, OperatorError, SettingsError
 from .handlers import register
 from .health import Health, make_app
-from .internal import Inspector
+from .internal import SETTLE_SECONDS, Inspector
 from .kube import connect
 from .queue import Key, QueueRunner
 from .reconcile import Reconciler
@@ -69,7 +69,11 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         await kube.check_crd(next(iter(settings.watch_namespaces), None))
         health = Health(time.monotonic)
         reconciler = Reconciler(
-            kube, Inspector(settings.probe, time.monotonic), settings, secrets.token_bytes, lambda: datetime.now(UTC)
+            kube,
+            Inspector(settings.probe, time.monotonic, settle_seconds=SETTLE_SECONDS),
+            settings,
+            secrets.token_bytes,
+            lambda: datetime.now(UTC),
         )
 
         async def work(key: Key) -> float | None:

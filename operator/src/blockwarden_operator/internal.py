@@ -33,6 +33,9 @@ REPORT_LIMIT: Final = 1 << 20
 PROBE_SECONDS: Final = 2.0
 PROBE_PERIOD: Final = 60.0
 """Probing costs a pod a few connections; how often it is done per policy."""
+SETTLE_SECONDS: Final = 10.0
+"""A network plug-in lets a new pod through some moments after its start. So long as the operator itself is new, a ready pod that
+it cannot reach is asked again before anything is said about it: a restart of the operator is no news about the pods."""
 
 Report = TypeVar("Report", GatewayReport, EngineReport)
 Locate = Callable[[Pod, int], tuple[str, int]]
@@ -51,7 +54,12 @@ class Inspector:
     probe: bool
     clock: Callable[[], float]
     locate: Locate = pod_address
+    settle_seconds: float = 0.0
+    _born: float = field(init=False)
     _probed: dict[str, tuple[float, PortProbe]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._born = self.clock()
 
     async def observe_gateways(
         self, pods: tuple[Pod, ...], *, ca: bytes | None, server_name: str
@@ -85,16 +93,28 @@ class Inspector:
 
     async def _probe_ports(self, pod: Pod) -> PortProbe:
         ports = (ENGINE_API_PORT, ENGINE_KV_EVENTS_PORT, ENGINE_INTERNAL_PORT)
-        api, events, control = await asyncio.gather(*(_connects(*self.locate(pod, port)) for port in ports))
-        return PortProbe(api_open=api, events_open=events, control_open=control)
+        while True:
+            api, events, control = await asyncio.gather(*(_connects(*self.locate(pod, port)) for port in ports))
+            if control or not await self._may_ask_again(pod):
+                return PortProbe(api_open=api, events_open=events, control_open=control)
 
     async def _report(self, shape: type[Report], pod: Pod, port: int, ca: bytes | None, server_name: str) -> Report | None:
-        host, number = self.locate(pod, port)
-        try:
-            report = shape.read(await _fetch(host, number, ca=ca, server_name=server_name))
-        except (ReportError, DocumentError):
-            return None
-        return report if report.pod_uid == pod.uid else None
+        while True:
+            host, number = self.locate(pod, port)
+            try:
+                report = shape.read(await _fetch(host, number, ca=ca, server_name=server_name))
+            except (ReportError, DocumentError):
+                if not await self._may_ask_again(pod):
+                    return None
+            else:
+                return report if report.pod_uid == pod.uid else None
+
+    async def _may_ask_again(self, pod: Pod) -> bool:
+        """Whether the operator is so new that the pod's silence may be its own; then some time has passed."""
+        if not pod.ready or self.clock() - self._born >= self.settle_seconds:
+            return False
+        await asyncio.sleep(0.5)
+        return True
 
 
 async def _fetch(host: str, port: int, *, ca: bytes | None, server_name: str) -> bytes:

@@ -65,6 +65,27 @@ async def test_a_pod_with_the_policys_certificate_is_believed(tmp_path: Path) ->
     assert report.pod_uid == "pod-1"
 
 
+@pytest.mark.parametrize(("settle", "believed"), [(10.0, True), (0.0, False)], ids=["new operator", "twin: no patience"])
+async def test_a_new_operator_asks_again_where_the_network_does_not_let_it_through_yet(
+    settle: float, believed: bool, tmp_path: Path
+) -> None:
+    pki, open_after = certificates(), time.monotonic() + 1.2
+    async with pod(pki, OWNER.gateway_internal_tls, tmp_path, lambda: web.Response(text=REPORT)) as port:
+        with socket.create_server(("127.0.0.1", 0)) as closing:
+            shut = closing.getsockname()[1]
+
+        def locate(_pod: Pod, _port: int) -> tuple[str, int]:
+            return "127.0.0.1", port if time.monotonic() > open_after else shut
+
+        inspector = Inspector(True, time.monotonic, locate, settle_seconds=settle)
+        ca = pki.data[OWNER.ca]["ca.crt"]
+        reports = await inspector.observe_gateways((POD,), ca=ca, server_name=NAME)
+        probes = await inspector.observe_ports((POD,))
+    assert (reports["pod-1"] is not None) is believed
+    assert probes is not None
+    assert probes["pod-1"].control_open is believed
+
+
 @pytest.mark.parametrize(
     "case", ["another policy's CA", "no CA", "the engine's name", "the engine's certificate", "a client's certificate"]
 )
