@@ -139,8 +139,10 @@ def harness_port() -> int:
 def _wait_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        with (
+            contextlib.suppress(OSError),
+            contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection,
+        ):
             connection.request("GET", "/health")
             if connection.getresponse().status == 200:
                 return

@@ -39,8 +39,7 @@ class Deployed:
 
     def pods(self, component: str) -> list[Any]:
         """The policy's live pods of one component."""
-        selector = f"app.kubernetes.io/instance={POLICY},app.kubernetes.io/component={component}"
-        pods = self.cluster.get("-n", NAMESPACE, "pods", "-l", selector)["items"]
+        pods = self.cluster.get("-n", NAMESPACE, "pods", "-l", _selector(component))["items"]
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def ready(self) -> bool:
@@ -64,8 +63,7 @@ class Deployed:
     def restart_engine(self) -> None:
         """Deletes the engine pods and waits until their successors are attested and the policy is Ready again."""
         before = {pod["metadata"]["uid"] for pod in self.pods("engine")}
-        selector = f"app.kubernetes.io/instance={POLICY},app.kubernetes.io/component=engine"
-        self.cluster.run("-n", NAMESPACE, "delete", "pod", "-l", selector, "--wait=true", timeout=180)
+        self.cluster.run("-n", NAMESPACE, "delete", "pod", "-l", _selector("engine"), "--wait=true", timeout=180)
 
         def renewed() -> bool | None:
             now = {pod["metadata"]["uid"] for pod in self.pods("engine")}
@@ -76,25 +74,23 @@ class Deployed:
     def rotate(self, rotation: str, *, timeout: float = 180) -> None:
         """Rotates every tenant's salt by annotation and waits for the end of the rotation."""
         self.cluster.run("-n", NAMESPACE, "annotate", "tenantpolicy", POLICY, f"{ROTATE}={rotation}", "--overwrite")
-
-        wait_for(f"rotation {rotation}", lambda: self._rotation().get("observedID") == rotation or None, timeout=timeout)
         self.wait_idle(timeout=timeout)
 
     def wait_idle(self, *, timeout: float = 180) -> None:
         """Waits for the end of every rotation that an annotation asks for."""
 
         def idle() -> bool | None:
-            asked = self.policy()["metadata"].get("annotations", {})
-            done = self._rotation()
+            policy = self.policy()
+            asked, done = policy["metadata"].get("annotations", {}), policy["status"].get("rotation", {})
             ids = {ROTATE: done.get("observedID")} | {f"{ROTATE}.{name}": id_ for name, id_ in done.get("tenantIDs", {}).items()}
             wanted = {key: value for key, value in asked.items() if key.startswith(ROTATE)}
             return (done.get("phase") == "Idle" and all(ids.get(key) == value for key, value in wanted.items())) or None
 
         wait_for("the end of the rotation", idle, timeout=timeout)
 
-    def _rotation(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.policy()["status"].get("rotation", {})
-        return state
+
+def _selector(component: str) -> str:
+    return f"app.kubernetes.io/instance={POLICY},app.kubernetes.io/component={component}"
 
 
 def condition(policy: Any, kind: str) -> dict[str, Any]:
