@@ -164,6 +164,8 @@ class Rig:
         self.cached: dict[str, int] = {}
         self.steps = 0
         self._serial = 0
+        self.now = 0.0
+        scheduler.clock = lambda: self.now
 
     def add(self, salt: str | None, prompt: int | list[int] = 40, *, tokens: int = 8, name: str = "") -> str:
         """Adds a request; a number as prompt is that many tokens, the same for the same number."""
@@ -227,6 +229,7 @@ class Rig:
         return str(self.requests[name].trust_domain.salt)
 
     def _land(self, output: Any, answer: Any) -> None:
+        self.now += 0.01 + 0.001 * output.total_num_scheduled_tokens  # what a small engine would take for the step
         for made in self.scheduler.update_from_output(output, answer).values():
             for part in made.outputs:
                 self.outputs[part.request_id] += part.new_token_ids
