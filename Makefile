@@ -28,7 +28,7 @@ check: static ## static, unit, property, golden, contract: about a minute
 	$(RUN) python tools/run_tests.py unit property golden contract
 
 test: static ## everything, and how many tests ran at each level
-	$(RUN) python tools/run_tests.py unit property golden contract component integration engine e2e device
+	$(RUN) python tools/run_tests.py unit property golden contract component integration engine e2e goals device
 
 bench: sync ## the benchmarks, as ratios measured side by side in one run
 	$(RUN) python tools/run_bench.py

@@ -1,6 +1,6 @@
 """Two engines side by side for the benches: stock vLLM and the same with the plugin, same model, arguments and scheduler.
 
-Both run at once and take turns, so whatever else the machine does meets both alike. What is measured is the whole tree of an
+Both run at once, so whatever else the machine does meets both alike. What is measured is the whole tree of an
 engine's processes, HTTP server included; the plugin's engine pays for its mutual TLS as well.
 """
 
@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -56,14 +57,24 @@ class Server:
     process: psutil.Process
     report: Callable[[], EngineReport | None]
 
+    def pin(self, core: int) -> None:
+        """Every thread of the whole process tree runs on this core from now on."""
+        for process in self._tree():
+            for thread in process.threads():
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, {core})
+
     def cpu_seconds(self) -> float:
         """Processor time of the whole process tree so far, user and system."""
         total = 0.0
-        for process in (self.process, *self.process.children(recursive=True)):
+        for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
                 total += times.user + times.system
         return total
+
+    def _tree(self) -> list[psutil.Process]:
+        return [self.process, *self.process.children(recursive=True)]
 
     def complete(self, connection: http.client.HTTPConnection, tenant: str, user: str, **fields: Any) -> http.client.HTTPResponse:
         """Sends one greedy completion; the response's body is still to be read."""
@@ -78,30 +89,51 @@ class Server:
 
 
 @contextlib.contextmanager
-def engine_pair(model_directory: Path, arguments: list[str], shares: Any) -> Iterator[tuple[Server, Server]]:
+def engine_pair(
+    model_directory: Path, arguments: list[str], shares: Any, *, asynchronous: bool = True, threads: int = 2
+) -> Iterator[tuple[Server, Server]]:
     """(stock, ours), both ready.
 
     Args:
         model_directory: what both serve.
         arguments: vLLM arguments for both.
         shares: tenants of the plugin's engine.
+        asynchronous: schedule each step while the one before it runs, which vLLM does not do on a CPU by itself.
+        threads: OpenMP threads of each.
     """
-    kit = harness()
     with contextlib.ExitStack() as stack:
-        engines = kit.Engines(model_directory)
-        stack.callback(engines.stop)
-        ours = engines.make(arguments=[*arguments, "--served-model-name=bench", "--kv-scrub-verify=Off"])
-        ours.deployment.share(*shares)
+        ours = stack.enter_context(_made(model_directory, arguments, shares, asynchronous))
+        ours.environment["OMP_NUM_THREADS"] = str(threads)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stock = stack.enter_context(_stock(model_directory, arguments, scratch, ours.environment))
-        ours.start()
-        yield (
-            stock,
-            Server(
-                "ours", ours.connection, lambda tenant, user: str(ours.deployment.token(tenant, user=user)),
-                psutil.Process(ours.process.pid), ours.report,
-            ),
-        )  # fmt: skip
+        yield stock, _started(ours)
+
+
+@contextlib.contextmanager
+def our_engine(model_directory: Path, arguments: list[str], shares: Any, *, asynchronous: bool = True) -> Iterator[tuple[Server]]:
+    """The plugin's engine of `engine_pair` without the stock one."""
+    with _made(model_directory, arguments, shares, asynchronous) as ours:
+        yield (_started(ours),)
+
+
+@contextlib.contextmanager
+def _made(model_directory: Path, arguments: list[str], shares: Any, asynchronous: bool) -> Iterator[Any]:
+    engines = harness().Engines(model_directory)
+    try:
+        own = ["--served-model-name=bench", "--kv-scrub-verify=Off"]
+        ours = engines.make(asynchronous=asynchronous, arguments=[*arguments, *own])
+        ours.deployment.share(*shares)
+        yield ours
+    finally:
+        engines.stop()
+
+
+def _started(ours: Any) -> Server:
+    ours.start()
+    return Server(
+        "ours", ours.connection, lambda tenant, user: str(ours.deployment.token(tenant, user=user)),
+        psutil.Process(ours.process.pid), ours.report,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
