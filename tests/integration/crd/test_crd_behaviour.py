@@ -62,7 +62,7 @@ def test_the_apiservers_defaults_are_the_operators(server: Any, path: Path) -> N
     manifest["metadata"].pop("namespace", None)
     stored = server.create(manifest, dry_run=True)["spec"]
     assert TenantPolicySpec.model_validate(stored) == TenantPolicySpec.model_validate(manifest["spec"])
-    assert stored["isolation"] == {"scope": "Tenant", "exposeCachedTokens": False}
+    assert stored["isolation"] == {"scope": "Tenant", "exposeCachedTokens": False, "deregistrationGraceSeconds": 30}
     assert stored["engine"]["kvEvents"]["enabled"] is (path.stem == "tenantpolicy-full")
 
 

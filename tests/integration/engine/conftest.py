@@ -13,6 +13,7 @@ import ipaddress
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import ssl
@@ -124,17 +125,30 @@ class Deployment:
         return self
 
     def mount(self, relative: str, text: str) -> None:
-        """Replaces a mounted file in one step, as the kubelet does."""
+        """Replaces a file of a mounted ConfigMap or Secret as the kubelet does: the files lie in a directory of their own, a new
+        one is filled aside, one symbolic link is swapped, and the old directory goes."""
         path = self.root / relative
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
-        fresh.write_text(text)
-        fresh.replace(path)
+        data, fresh, swap = path.parent / "..data", path.parent / f"..{time.time_ns()}", path.parent / "..data_tmp"
+        before = data.resolve() if data.exists() else None
+        if before is None:
+            fresh.mkdir()
+        else:
+            shutil.copytree(before, fresh)
+        (fresh / path.name).write_text(text)
+        swap.symlink_to(fresh.name)
+        swap.replace(data)
+        if not path.is_symlink():
+            path.symlink_to(Path("..data") / path.name)
+        if before is not None:
+            shutil.rmtree(before)
 
-    def share(self, *shares: TenantShare, version: int | None = None) -> EnginePolicy:
+    def share(self, *shares: TenantShare, version: int | None = None, grace: int = 0) -> EnginePolicy:
         """Writes a sealed policy with these shares and the next version."""
         version = version or (self.policy.version + 1 if self.policy else 1)
-        self.policy = EnginePolicy(policy_uid=self.policy_uid, version=version, tenants=shares)
+        self.policy = EnginePolicy(
+            policy_uid=self.policy_uid, version=version, tenants=shares, deregistration_grace_seconds=grace
+        )  # fmt: skip
         self.mount(layout.ENGINE_POLICY, seal_policy(self.policy, self.keys))
         return self.policy
 

@@ -13,6 +13,7 @@ from blockwarden_core.report import EngineReport, PoolBlocks
 from blockwarden_engine import attest
 from blockwarden_engine.attest import ALIVE_SECONDS, Attester
 from blockwarden_engine.errors import PluginMissing
+from blockwarden_engine.refusals import Refusals
 from blockwarden_engine.settings import Identity
 
 POOL = PoolBlocks(total=4, clean=4, owned=0, dirty=0, scrubbing=0)
@@ -48,7 +49,7 @@ class Clock:
 def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Attester, Core, Clock, Any]:
     monkeypatch.setattr(attest, "ANSWER_SECONDS", 0.05)
     core, clock = Core(), Clock()
-    admission: Any = SimpleNamespace(policy=SimpleNamespace(version=7), reload_error=None)
+    admission: Any = SimpleNamespace(policy=SimpleNamespace(version=7), reload_error=None, refusals=Refusals())
     made = Attester(Identity(Path("/"), "uid", "pod", "nonce"), admission, clock=clock)
     made.bind(core)
     return made, core, clock, admission

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 
 from blockwarden_core.identity import Scope
 from blockwarden_core.kv_transfer import IN_POD
+from blockwarden_core.policy import MAX_GRACE_SECONDS
 
 from .base import ApiModel, list_map, rule, rules
 from .engine import Engine, cel_list
@@ -69,6 +70,9 @@ class Isolation(ApiModel):
     Tenants, and clients beneath their credential, may narrow it, never widen it."""
     expose_cached_tokens: bool = False
     """Whether answers tell clients how many of their prompt's tokens came from the cache."""
+    deregistration_grace_seconds: Annotated[int, Field(ge=0, le=MAX_GRACE_SECONDS)] = 30
+    """How long requests of a tenant that was removed may run on. New ones are refused at once; what still runs after that long is
+    ended."""
 
 
 class Monitoring(ApiModel):
@@ -92,7 +96,8 @@ class TenantPolicySpec(ApiModel):
     isolation: Isolation = Isolation()
     """How tenants are kept apart."""
     tenants: Annotated[tuple[Tenant, ...], Field(min_length=1, max_length=MAX_TENANTS, json_schema_extra=list_map("name"))]
-    """The tenants. One that is removed is de-registered: its requests end, its blocks are scrubbed."""
+    """The tenants. One that is removed is de-registered: its new requests are refused, those that run end within
+    spec.isolation.deregistrationGraceSeconds, its blocks are scrubbed, and its quota is free for others."""
     monitoring: Monitoring = Monitoring()
     """Who may read metrics."""
 

@@ -55,7 +55,12 @@ def render_engine_policy(
         shares.append(_shared(members, served[SHARED_TENANT]))
     generation, floor = served[CANARY_TENANT]
     shares.append(TenantShare(name=CANARY_TENANT, guaranteed=blocks, limit=blocks, generation=generation, floor=floor))
-    return EnginePolicy(policy_uid=owner.uid, version=version, tenants=tuple(shares))
+    return EnginePolicy(
+        policy_uid=owner.uid,
+        version=version,
+        tenants=tuple(shares),
+        deregistration_grace_seconds=spec.isolation.deregistration_grace_seconds,
+    )
 
 
 def render_gateway_policy(spec: TenantPolicySpec, owner: Owner, version: int) -> GatewayPolicy:

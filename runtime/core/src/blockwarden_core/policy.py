@@ -22,6 +22,8 @@ Percent = Annotated[str, Field(pattern=r"^(100|[1-9]?[0-9])%$")]
 Amount = Annotated[int, Field(ge=0)] | Percent
 """A number of KV blocks, or a percentage of the pool."""
 Generation = Annotated[int, Field(ge=1, le=MAX_GENERATION)]
+MAX_GRACE_SECONDS: Final = 3600
+"""The longest time for which a de-registered tenant's requests may run on."""
 CANARY_TOKENS: Final = 320
 """Length of the prompt with which gateways attest engines: more than two blocks of any size up to 159 tokens, more than one up to
 319."""
@@ -58,13 +60,18 @@ class TenantShare(Document):
 
 
 class EnginePolicy(Document):
-    """What an engine enforces. Tenants that are absent are de-registered. `blocks` in shares with an absolute number come
-    first; percentages are of the pool that remains after them."""
+    """What an engine enforces. `blocks` in shares with an absolute number come first; percentages are of the pool that remains
+    after them.
+
+    Tenants that are absent are de-registered: their requests are refused from now on, and those that run are ended after
+    `deregistration_grace_seconds`.
+    """
 
     kind: Literal["EnginePolicy"] = "EnginePolicy"
     policy_uid: str
     version: Annotated[int, Field(ge=1)]
     tenants: tuple[TenantShare, ...]
+    deregistration_grace_seconds: Annotated[int, Field(ge=0, le=MAX_GRACE_SECONDS)] = 0
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:

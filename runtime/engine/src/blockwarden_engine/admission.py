@@ -20,6 +20,7 @@ from blockwarden_core.salt import Token, verify_token
 from .errors import NeverFits
 from .policy import PolicyFile, PolicyWatcher
 from .quotas import plan_quotas
+from .refusals import Refusals
 from .settings import observe_identity
 
 length_is_free: Final[ContextVar[bool]] = ContextVar("length_is_free", default=False)
@@ -62,6 +63,7 @@ class Admission:
 
     Attributes:
         shape: the KV cache of this engine; None until it is allocated.
+        refusals: what was refused in this process.
     """
 
     def __init__(self, root: Path, policy_uid: str) -> None:
@@ -73,6 +75,7 @@ class Admission:
             DocumentError: the mounted policy or keys cannot be used.
         """
         self.shape: CacheShape | None = None
+        self.refusals = Refusals()
         self._policy_uid = policy_uid
         self._file = PolicyFile(root, policy_uid, check=self._check)
         self._file.load()

@@ -21,6 +21,7 @@ from .admission import Admission, process_admission
 from .compat import observe_version
 from .errors import PluginMissing
 from .installed import HOOKS
+from .refusals import add_refusals
 from .settings import Identity, observe_identity
 
 HEARTBEAT_SECONDS: Final = 1.0
@@ -89,6 +90,7 @@ class Attester:
             plugin_version=metadata.version("blockwarden-engine"),
             engine_version=observe_version(),
             hooks=dict(HOOKS),
+            scrub=report.scrub,
         )
 
     def _reload_errors(self) -> Iterator[str]:
@@ -106,6 +108,7 @@ class Attester:
                 "boot_nonce": self._identity.boot_nonce,
                 "policy_version": min(report.policy_version, self._admission.policy.version),
                 "reload_error": report.reload_error or next(self._reload_errors(), None),
+                "refusals": add_refusals(report.refusals, self._admission.refusals.since_start(t.name for t in report.tenants)),
             }
         )
         return self.last

@@ -5,6 +5,7 @@ One of the parts of the tenants' scheduler: mixed into it, and using its state.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from .errors import MismatchedAck, MissingAck
@@ -45,6 +46,8 @@ class TenantDispatch(_Scheduler):
                 blocks = table[request.request_id]
                 blocks[:] = [block if domains[block.block_id] is request.trust_domain else null for block in blocks]
         self.counters["guard_violations"] += 1
+        if (domain := request.trust_domain) is not None:
+            domain.tenant.counters["guard_refusals"] += 1
         if request.refused is None:
             self._refuse(request, "guard")
 
@@ -64,6 +67,7 @@ class TenantDispatch(_Scheduler):
         """Raises:
         ScrubError: the step's scrub is not confirmed by all ranks. The engine ends.
         """
+        self.ledger.latency.look(time.monotonic())
         self._settle(getattr(scheduler_output, ATTRIBUTE), getattr(model_runner_output, ATTRIBUTE, None))
         for request_id, _ in getattr(model_runner_output, ATTRIBUTE).violations:
             if (request := self.requests.get(request_id)) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from .quotas import Quota
 
@@ -23,24 +23,27 @@ class Tenant:
 
     Attributes:
         registered: whether the policy in force has it.
-        guaranteed, limit, capacity, generation, floor: as in `Quota`; zero blocks for a tenant that is not registered.
+        draining: it is not, and its requests may run on until their grace period is over.
+        guaranteed, limit, capacity, generation, floor: as in `Quota`; zero blocks for a tenant that is neither.
         owned: blocks in use or cached.
         unmet: what is missing to the guarantee; kept by the ledger together with the sum over all tenants.
         lru: ids of cached blocks of all its domains, oldest first.
+        counters: what happened to it since the ledger knows it, for the report.
         generations: generations with trust domains or with blocks that are not zero, by number.
         domains: by owner.
     """
 
     __slots__ = (
-        "capacity", "domains", "floor", "generation", "generations", "guaranteed",
+        "capacity", "counters", "domains", "draining", "floor", "generation", "generations", "guaranteed",
         "limit", "lru", "name", "owned", "registered", "unmet",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
-        self.name, self.registered = name, False
+        self.name, self.registered, self.draining = name, False, False
         self.guaranteed = self.limit = self.capacity = self.owned = self.unmet = 0
         self.generation = self.floor = 1
         self.lru: OrderedDict[int, None] = OrderedDict()
+        self.counters: Counter[str] = Counter()
         self.generations: dict[int, Generation] = {}
         self.domains: dict[int, Domain] = {}
 
@@ -54,13 +57,24 @@ class Tenant:
         """Blocks of generations that must go and are not confirmed zero."""
         return sum(generation.unzeroed for generation in self.generations.values() if self.is_stale(generation.number))
 
+    @property
+    def requests(self) -> int:
+        """Unfinished requests."""
+        return sum(domain.requests for domain in self.domains.values())
+
     def is_stale(self, generation: int) -> bool:
-        """Whether requests and blocks of this generation must go."""
+        """Whether requests and blocks of this generation must go, sooner or later."""
         return not self.registered or generation < self.floor
 
-    def apply(self, quota: Quota | None) -> None:
-        """Takes a quota into force; None de-registers."""
+    def must_end(self, generation: int) -> bool:
+        """Whether requests of this generation must go now."""
+        return not (self.registered or self.draining) or generation < self.floor
+
+    def apply(self, quota: Quota | None, draining: Quota | None = None) -> None:
+        """Takes a quota into force. None de-registers; requests that are there run on under `draining`, if that is given."""
         self.registered = quota is not None
+        self.draining = quota is None and draining is not None and self.requests > 0
+        quota = draining if self.draining else quota
         self.guaranteed, self.limit, self.capacity = (quota.guaranteed, quota.limit, quota.capacity) if quota else (0, 0, 0)
         if quota is not None:
             self.generation, self.floor = quota.generation, quota.floor

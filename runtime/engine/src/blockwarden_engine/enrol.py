@@ -15,7 +15,7 @@ from blockwarden_core.salt import verify_token
 
 from .admission import carried_token
 from .domains import Domain
-from .errors import NeverFits, RequestRefused
+from .errors import GenerationLeft, NeverFits, RequestRefused, TenantLeft
 from .fairness import Fairness
 from .fit import Fit
 from .ledger import Ledger
@@ -57,10 +57,19 @@ class Enrolment:
             raise NeverFits("the request needs more blocks than its tenant may hold: shorten it or raise the tenant's limit")
         request.max_tokens = min(request.max_tokens, room)
 
-    def is_stale(self, request: Any) -> bool:
-        """Whether the policy in force no longer serves the request's tenant or generation."""
-        domain: Domain | None = request.trust_domain
-        return domain is None or domain.tenant.is_stale(domain.generation.number)
+    def review(self, request: Any) -> None:
+        """Bounds a request anew after quotas changed.
+
+        Raises:
+            RequestRefused: it must not go on: its tenant left, its generation is retired, or its tenant may never hold it.
+        """
+        domain: Domain = request.trust_domain
+        tenant, generation = domain.tenant, domain.generation.number
+        if not (tenant.registered or tenant.draining):
+            raise TenantLeft("the request's tenant is not served here any more")
+        if tenant.must_end(generation):
+            raise GenerationLeft("the request's salt generation is retired")
+        self.bound(request)
 
     def _domain(self, request: Any, policy: EnginePolicy) -> Domain:
         token = verify_token(carried_token(request), engine_keys=self._file.keys.accepted, policy_uid=self._policy_uid)

@@ -12,6 +12,8 @@
     │   └── ScrubFailed                  a worker could not zero its blocks, or read back something else than zero
     ├── RequestRefused                   a request that this engine must not run, though its token is good; `code` for the wire
     │   ├── NeverFits                    it needs more blocks than its tenant's limit
+    │   ├── TenantLeft                   its tenant was de-registered while it ran, and its grace period is over
+    │   ├── GenerationLeft               its salt generation was retired while it ran
     │   ├── MediaRefused                 it carries media, whose caches are not keyed by scope
     │   └── BodyRefused                  its HTTP body must not reach vLLM; `status` for the wire as well
     ├── LaunchRefused                    an argument, variable or mounted file with which an engine must not start
@@ -81,6 +83,18 @@ class NeverFits(RequestRefused):
     """The request needs more blocks than its tenant may ever hold here."""
 
     code = NEVER_FITS
+
+
+class TenantLeft(RequestRefused):
+    """The request's tenant was de-registered and its grace period is over."""
+
+    code = "tenant_deregistered"
+
+
+class GenerationLeft(RequestRefused):
+    """The request's salt generation was retired while it ran."""
+
+    code = "generation_retired"
 
 
 class MediaRefused(RequestRefused):

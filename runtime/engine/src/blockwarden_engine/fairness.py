@@ -19,7 +19,7 @@ free for each tenant that has none, up to a quarter of all slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from blockwarden_core.policy import EnginePolicy, blocks_of
@@ -87,8 +87,8 @@ class Fairness:
         """The flow of a tenant, the same object as long as the tenant is registered."""
         return self._flows.setdefault(tenant, Flow(tenant))
 
-    def apply(self, policy: EnginePolicy, quotas: Mapping[str, Quota]) -> None:
-        """Takes a policy's shares into force."""
+    def apply(self, policy: EnginePolicy, quotas: Mapping[str, Quota], draining: Collection[str] = ()) -> None:
+        """Takes a policy's shares into force. Tenants in `draining` keep theirs: one that comes back must not count twice."""
         mean = max(1.0, sum(quota.guaranteed for quota in quotas.values()) / max(1, len(quotas)))
         for share in policy.tenants:
             flow = self.flow(share.name)
@@ -96,9 +96,9 @@ class Fairness:
             flow.max_sequences = share.max_sequences or UNLIMITED
             part = share.max_batched_tokens_share
             flow.cap = UNLIMITED if part is None else max(1, blocks_of(part, self._tokens))
-        for name in self._flows.keys() - quotas.keys():
+        for name in self._flows.keys() - quotas.keys() - set(draining):
             del self._flows[name]
-        self._registered = len(quotas)
+        self._registered = len(self._flows)
 
     # ---- requests come and go --------------------------------------------------------------------------------------------
 

@@ -74,16 +74,19 @@ class IsolationMiddleware:
             await reply_error(send, 404, "not_found", "there is no such route")
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        share = None
         try:
             raw = await read_body(receive)
             if raw is None:
                 return
             body = parse_body(raw)
-            self._admission.admit(body.get("cache_salt"))
+            _, share = self._admission.admit(body.get("cache_salt"))
             check_body(body, self._fields[scope["path"]])
         except TokenError as error:
+            self._admission.refusals.count(error.code)
             await reply_error(send, 403, error.code, str(error))
         except BodyRefused as error:
+            self._admission.refusals.count(error.code, share)
             await reply_error(send, error.status, error.code, str(error))
         else:
             length_is_free.set(all(body.get(field) is None for field in LENGTH_FIELDS))

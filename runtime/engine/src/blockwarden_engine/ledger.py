@@ -22,10 +22,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
+from types import MappingProxyType
 from typing import Final
 
 from .domains import Domain, Generation, Tenant
 from .errors import MismatchedAck, NotOwned, QuotaExceeded, WrongState
+from .latency import FreeToClean
 from .protocol import NOBODY
 from .quotas import Quota
 
@@ -50,7 +52,8 @@ class Ledger:
     Attributes:
         domains: per block, the domain that owns it; None while nobody does. Read it, never write it.
         dirty: ids waiting for a scrub order.
-        epoch: the last scrub epoch that was ordered.
+        epoch, acknowledged: the last scrub epoch that was ordered, and that was acknowledged.
+        latency: from free to clean.
         clean, scrubbing, cached: how many blocks are in these states.
     """
 
@@ -62,7 +65,8 @@ class Ledger:
         self.size = blocks - 1
         self.domains: list[Domain | None] = [None] * blocks
         self.dirty: list[int] = []
-        self.epoch = 0
+        self.epoch = self.acknowledged = 0
+        self.latency = FreeToClean()
         self.scrubbing = 0
         self.cached = 0
         self._state = bytearray([NULL] + [CLEAN] * self.size)
@@ -80,6 +84,10 @@ class Ledger:
     @property
     def clean(self) -> int:
         return len(self._clean)
+
+    @property
+    def in_use(self) -> int:
+        return self.size - len(self._clean) - self.cached - len(self.dirty) - self.scrubbing
 
     @property
     def tenants(self) -> Mapping[str, Tenant]:
@@ -115,6 +123,8 @@ class Ledger:
         if domain.requests < 1:
             raise WrongState("a trust domain was left more often than entered")
         domain.requests -= 1
+        if domain.tenant.draining and not domain.tenant.requests:
+            self._end(domain.tenant)
         self._forget(domain)
 
     # ---- what may be taken -----------------------------------------------------------------------------------------------
@@ -238,6 +248,7 @@ class Ledger:
     def order_scrub(self) -> tuple[int, list[int]]:
         """The next epoch and the ids to zero under it; (0, []) when nothing is dirty."""
         if not self.dirty:
+            self.latency.order(0, 0)
             return 0, []
         self.epoch += 1
         blocks, self.dirty = self.dirty, []
@@ -245,6 +256,7 @@ class Ledger:
             self._state[block] = SCRUBBING
         self._ordered[self.epoch] = blocks
         self.scrubbing += len(blocks)
+        self.latency.order(self.epoch, len(blocks))
         return self.epoch, blocks
 
     def acknowledge(self, epoch: int, count: int) -> None:
@@ -261,6 +273,8 @@ class Ledger:
                 f"{count} blocks were zeroed in scrub epoch {epoch}, and {len(self._ordered[epoch])} were ordered"
             )
         blocks = self._ordered.pop(epoch)
+        self.acknowledged = epoch
+        self.latency.confirm(epoch)
         self.scrubbing -= count
         for block in blocks:
             self._state[block] = CLEAN
@@ -273,16 +287,17 @@ class Ledger:
 
     # ---- the policy ------------------------------------------------------------------------------------------------------
 
-    def apply(self, quotas: Mapping[str, Quota]) -> list[int]:
+    def apply(self, quotas: Mapping[str, Quota], draining: Mapping[str, Quota] = MappingProxyType({})) -> list[int]:
         """Takes quotas into force; the ids of cached blocks that had to go.
 
-        Tenants that are absent are de-registered: their blocks go as they are released. What exceeds a lowered limit goes as
-        far as it is cached; what is in use stays until its requests let go of it.
+        Tenants that are absent are de-registered: what they have cached goes now, the rest as it is released. Those in `draining`
+        keep that quota until their last request is gone. What exceeds a lowered limit goes as far as it is cached; what is in use
+        stays until its requests let go of it.
         """
         for name in quotas:
             self._tenants.setdefault(name, Tenant(name))
         for name, tenant in self._tenants.items():
-            tenant.apply(quotas.get(name))
+            tenant.apply(quotas.get(name), draining.get(name))
         self._unmet = sum(tenant.unmet for tenant in self._tenants.values())
         self._borrowers = {tenant for tenant in self._tenants.values() if tenant.surplus > 0}
         evicted = self._evict([block for tenant in self._tenants.values() for block in _unwanted(tenant)])
@@ -312,6 +327,7 @@ class Ledger:
         self._state[block] = DIRTY
         self.domains[block] = None
         self.dirty.append(block)
+        self.latency.free()
         domain.owned -= 1
         self._count(domain.tenant, -1)
         if not domain.owned:
@@ -326,6 +342,13 @@ class Ledger:
             self._borrowers.add(tenant)
         else:
             self._borrowers.discard(tenant)
+
+    def _end(self, tenant: Tenant) -> None:
+        """The last request of a tenant that was on its way out is gone: its quota is everybody's."""
+        unmet = tenant.unmet
+        tenant.apply(None)
+        self._unmet += tenant.unmet - unmet
+        self._count(tenant, 0)
 
     def _forget(self, domain: Domain) -> None:
         if domain.requests or domain.owned:

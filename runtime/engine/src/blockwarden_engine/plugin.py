@@ -46,12 +46,15 @@ def _admitting_input(original: Any) -> Any:
 
     @wraps(original)
     def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
-        request = original(self, *args, **kwargs)
+        request, share = original(self, *args, **kwargs), None
         try:
-            _fit(request, _admit(request)[1])
+            _, share = _admit(request)
+            _fit(request, share)
         except TokenError as error:
+            process_admission().refusals.count(error.code)
             raise hook_api().GracefulHTTPError(render_refusal(error.code, str(error)), HTTPStatus.FORBIDDEN) from None
         except RequestRefused as error:
+            process_admission().refusals.count(error.code, share)
             raise hook_api().GracefulHTTPError(render_refusal(error.code, str(error)), HTTPStatus.BAD_REQUEST) from None
         return request
 
@@ -67,7 +70,11 @@ def _admitting_core(original: Any) -> Any:
 
     @wraps(original)
     def preprocess_add_request(self: Any, request: Any) -> Any:
-        token, text = _admit(request)[0], request.cache_salt
+        try:
+            token, text = _admit(request)[0], request.cache_salt
+        except (TokenError, RequestRefused) as error:
+            process_admission().refusals.count(error.code)
+            raise
         request.cache_salt = token.salt
         made, wave = original(self, request)
         carry_token(made, text)
@@ -124,5 +131,7 @@ def _scheduler_classes() -> tuple[type[Any], ...]:
 
 def _report(self: Any) -> str:
     """EngineCore.blockwarden_report: the EngineReport as text; called through vLLM's own utility channel."""
-    text: str = self.scheduler.report().text()
+    report = self.scheduler.report()
+    refused = process_admission().refusals.since_start(tenant.name for tenant in report.tenants)
+    text: str = report.model_copy(update={"refusals": refused}).text()
     return text

@@ -8,6 +8,7 @@ a sentence in `error`. Used in the engine-core process (scheduler) and in the AP
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,7 @@ class PolicyFile:
     Attributes:
         in_force: the last good policy; None before the first.
         error: why the files as they are now cannot be used; None when they are in force.
+        errors: how many could not be used, by the name of the error.
     """
 
     def __init__(self, root: Path, policy_uid: str, *, check: Callable[[EnginePolicy], None] = _accept) -> None:
@@ -45,6 +47,7 @@ class PolicyFile:
         self._tried: tuple[bytes, bytes] | None = None
         self.in_force: EnginePolicy | None = None
         self.error: str | None = None
+        self.errors: Counter[str] = Counter()
 
     @property
     def policy(self) -> EnginePolicy:
@@ -77,7 +80,7 @@ class PolicyFile:
         try:
             return self._load(self._observe())
         except DocumentError as error:
-            self.error = str(error)
+            self._note(error)
             raise
 
     def poll(self) -> bool:
@@ -88,8 +91,13 @@ class PolicyFile:
             if pair != self._tried:
                 self._load(pair)
         except DocumentError as error:
-            self.error = str(error)
+            self._note(error)
         return (self._keys, self.in_force) != before
+
+    def _note(self, error: DocumentError) -> None:
+        if str(error) != self.error:  # a file that stays unreadable is met at every poll
+            self.errors[type(error).__name__] += 1
+        self.error = str(error)
 
     def _load(self, pair: tuple[bytes, bytes]) -> EnginePolicy:
         self._tried = pair

@@ -6,7 +6,7 @@ looks up or takes blocks for one request; outside of one there are no free block
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from vllm.distributed.kv_events import AllBlocksCleared
@@ -141,8 +141,7 @@ class TenantBlockPool(BlockPool):
     def reset_prefix_cache(self, deferred: int = 0) -> bool:
         """Forgets every hash and all that is only cached. False while blocks are in use, but for `deferred` ones, whose
         requests are gone and whose last step is not done."""
-        in_use = self.ledger.size - self.ledger.clean - self.ledger.cached - len(self.ledger.dirty) - self.ledger.scrubbing
-        if in_use > deferred:
+        if self.ledger.in_use > deferred:
             return False
         self.cached_block_hash_to_block = BlockHashToBlockMap()
         self.cached_block_hashes_by_block.clear()
@@ -173,9 +172,9 @@ class TenantBlockPool(BlockPool):
         for block_id in self.ledger.make_room(domain, count):
             self._forget_hashes(block_id)
 
-    def apply_quotas(self, quotas: dict[str, Quota]) -> None:
+    def apply_quotas(self, quotas: Mapping[str, Quota], draining: Mapping[str, Quota]) -> None:
         """See `Ledger.apply`."""
-        for block_id in self.ledger.apply(quotas):
+        for block_id in self.ledger.apply(quotas, draining):
             self._forget_hashes(block_id)
 
     def take_grants(self) -> tuple[dict[int, list[int]], list[int]]:

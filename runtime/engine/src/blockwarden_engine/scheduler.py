@@ -26,6 +26,7 @@ from blockwarden_core.policy import EnginePolicy
 from blockwarden_core.report import EngineReport
 
 from .aggregate import AckAggregator
+from .departures import Departures
 from .dispatch import TenantDispatch
 from .enrol import Enrolment
 from .errors import RequestRefused
@@ -38,7 +39,7 @@ from .pool import TenantBlockPool
 from .quotas import plan_quotas
 from .settings import observe_identity
 from .shortage import TenantShortage
-from .status import render_pool, render_report, render_tenants
+from .status import render_report, render_tenants
 from .support import check_built, check_supported, replaced
 from .waiting import TenantQueue
 
@@ -75,6 +76,8 @@ class TenantScheduling(TenantShortage, TenantDispatch):
         self._identity = observe_identity()
         self._ranks = vllm_config.parallel_config.world_size
         self._whole_prompts = not self.scheduler_config.enable_chunked_prefill
+        tensors = self.kv_cache_config.kv_cache_tensors  # all of them lie in one buffer, and each says how large that is
+        self._block_bytes = self._ranks * (tensors[0].size // self.kv_cache_config.num_blocks if tensors else 0)
         self._stalled: list[Request] = []
         self._steps: deque[tuple[Any, Usage, float]] = deque()
         self._last_end = 0.0
@@ -95,6 +98,7 @@ class TenantScheduling(TenantShortage, TenantDispatch):
         )
         uid = self._identity.policy_uid
         self.policy_file = PolicyFile(self._identity.root, uid, check=self._check_plan)
+        self._departures = Departures()
         self._applied: EnginePolicy = self.policy_file.load()
         self._table = self._fit.only_table()
         self._enrolment = Enrolment(self.policy_file, uid, self.ledger, self.fairness, self._fit)
@@ -129,24 +133,29 @@ class TenantScheduling(TenantShortage, TenantDispatch):
         policy = self.policy_file.in_force
         if policy is not None and policy is not self._applied:
             self._apply_policy(policy)
+        elif self._departures.due <= time.monotonic():
+            self._apply_policy(self._applied)
 
     def _apply_policy(self, policy: EnginePolicy) -> None:
         quotas = plan_quotas(policy, self.ledger.size)
+        draining = self._departures.plan(
+            quotas, pool=self.ledger.size, grace=policy.deregistration_grace_seconds, now=time.monotonic()
+        )
         self._applied = policy
-        self.pool.apply_quotas(quotas)
-        self.fairness.apply(policy, quotas)
+        self.pool.apply_quotas(quotas, draining)
+        self.fairness.apply(policy, quotas, draining)
         for request in list(self.requests.values()):
             self._review(request)
-        logger.info("blockwarden: policy version %d in force for %d tenants", policy.version, len(quotas))
+        logger.info(
+            "blockwarden: policy version %d in force for %d tenants; leaving: %s",
+            policy.version, len(quotas), ", ".join(draining) or "nobody",
+        )  # fmt: skip
 
     def _review(self, request: Request) -> None:
         if request.refused is not None:
             return
-        if self._enrolment.is_stale(request):
-            self._refuse(request, "tenant_or_generation_retired")
-            return
         try:
-            self._enrolment.bound(request)
+            self._enrolment.review(request)
         except RequestRefused as error:
             self._refuse(request, error.code)
 
@@ -175,6 +184,8 @@ class TenantScheduling(TenantShortage, TenantDispatch):
         request.next_decode_eligible_step = NEVER
         self.encoder_cache_mismatch_reqs.add(request.request_id)  # vLLM's own set of requests to end with an error
         self.counters[f"refused_{code}"] += 1
+        owner = self.counters if request.trust_domain is None else request.trust_domain.tenant.counters
+        owner[f"ended.{code}"] += 1
         logger.warning("blockwarden: request %s is ended: %s", request.request_id, code)
 
     def _free_blocks(self, request: Request) -> None:
@@ -203,6 +214,7 @@ class TenantScheduling(TenantShortage, TenantDispatch):
     # ---- one step --------------------------------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
+        self.ledger.latency.look(time.monotonic())
         self._take_policy()
         self._begin_step()
         output = super().schedule(throttle_prefills)
@@ -243,8 +255,9 @@ class TenantScheduling(TenantShortage, TenantDispatch):
         if len(demand.keys() | {flow for flow, _, _ in heads}) < 2:
             return
         for flow, request, count in heads:  # a tenant that cannot start anything now takes no share of this step for it
-            if request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED) and not self._may_start(request):
-                self.waiting.deny(flow)
+            may_wait = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+            if may_wait and (obstacle := self._obstacle(request)) is not None:
+                self._pass_over(request, obstacle)
             else:
                 demand[flow] += count * request.num_tokens
         self.fairness.divide(demand, len(self.running))
@@ -252,22 +265,31 @@ class TenantScheduling(TenantShortage, TenantDispatch):
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         if not super()._handle_blocked_waiting_request(request):
             return False
-        if self._may_start(request):
+        if (obstacle := self._obstacle(request)) is None:
             self.fairness.start(request.flow)
             self._prepare_follower(request)
             return True
-        self.waiting.deny(request.flow)
+        self._pass_over(request, obstacle)
         return False
 
-    def _may_start(self, request: Request) -> bool:
+    def _obstacle(self, request: Request) -> str | None:
+        """What keeps the first waiting request of a tenant from starting in this step; None if nothing does."""
+        if request.refused is not None:
+            return "ending"
         free_slots = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
-        if request.refused is not None or not self.fairness.may_start(request.flow, free_slots):
-            return False
+        if not self.fairness.may_start(request.flow, free_slots):
+            return "share"
         need = self._fit.waiting_shortage(request)
         if need:
             self.pool.make_room(request.trust_domain, need)
             self.counters["waits_for_blocks"] += 1
-        return not need
+            return "blocks"
+        return None
+
+    def _pass_over(self, request: Request, obstacle: str) -> None:
+        """The queue goes on behind a request that cannot start."""
+        self.waiting.deny(request.flow)
+        request.trust_domain.tenant.counters[f"passed_over.{obstacle}"] += 1
 
     def _prepare_follower(self, request: Request) -> None:
         """A tenant whose cache is full of other trust domains' blocks waits for a scrub before each start: order it one ahead."""
@@ -313,11 +335,11 @@ class TenantScheduling(TenantShortage, TenantDispatch):
         return render_report(
             self._identity,
             self._applied.version,
-            render_pool(self.ledger),
+            self.ledger,
             render_tenants(self.ledger, self.running, waiting),
             {**self.counters, "foreign_hits_refused": self.pool.foreign_hits},
-            self.policy_file.error,
-        )
+            self._block_bytes,
+        ).model_copy(update={"reload_error": self.policy_file.error, "reload_errors": dict(self.policy_file.errors)})
 
 
 class TenantScheduler(TenantScheduling, Scheduler):

@@ -34,6 +34,7 @@ class TenantShortage(_Scheduler):
             self.pool.make_room(domain, need)
             if need <= self.ledger.prospect(domain):
                 self.counters["waits_for_scrub"] += 1
+                domain.tenant.counters["waits_for_scrub"] += 1
                 return False
             if (victim := self._later_of_tenant(request)) is None:
                 self._stalled.append(request)
@@ -58,6 +59,7 @@ class TenantShortage(_Scheduler):
         self._preempt_request(request, time.monotonic())
         self.waiting.deny(request.flow)
         self.counters["preempted_by_own_tenant"] += 1
+        request.trust_domain.tenant.counters["preemptions"] += 1
 
     def _yield_stalled(self) -> None:
         """Of several requests that wait for blocks which only another one's end can free, the last gives up its own."""

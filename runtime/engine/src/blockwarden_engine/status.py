@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from blockwarden_core.report import EngineReport, PoolBlocks, TenantBlocks
+from blockwarden_core.report import Distribution, EngineReport, PoolBlocks, ScrubCounters, TenantBlocks, TenantState
 
 from .domains import Tenant
+from .latency import Histogram
 from .ledger import Ledger
 from .settings import Identity
 
@@ -22,7 +23,27 @@ def render_pool(ledger: Ledger) -> PoolBlocks:
         owned=ledger.size - ledger.clean - dirty - ledger.scrubbing,
         dirty=dirty,
         scrubbing=ledger.scrubbing,
+        cached=ledger.cached,
     )
+
+
+def render_scrub(ledger: Ledger, counters: Mapping[str, int], block_bytes: int) -> ScrubCounters:
+    """What was scrubbed, and what waits; `block_bytes` is a block's footprint in all ranks together."""
+    blocks, in_place = counters.get("blocks_scrubbed", 0), counters.get("blocks_zeroed_in_place", 0)
+    return ScrubCounters(
+        epochs_ordered=ledger.epoch,
+        epochs_confirmed=ledger.acknowledged,
+        blocks=blocks,
+        blocks_in_place=in_place,
+        bytes=blocks * block_bytes,
+        bytes_in_place=in_place * block_bytes,
+        backlog=len(ledger.dirty) + ledger.scrubbing,
+    )
+
+
+def render_histogram(histogram: Histogram) -> Distribution:
+    """A histogram as a document."""
+    return Distribution(bounds=histogram.bounds, counts=tuple(histogram.counts), total=histogram.total)
 
 
 def render_tenants(ledger: Ledger, running: Iterable[Any], waiting: Iterable[Any]) -> tuple[TenantBlocks, ...]:
@@ -33,18 +54,20 @@ def render_tenants(ledger: Ledger, running: Iterable[Any], waiting: Iterable[Any
 
 
 def render_report(
-    identity: Identity, version: int, pool: PoolBlocks, tenants: tuple[TenantBlocks, ...], counters: Mapping[str, int],
-    reload_error: str | None,
+    identity: Identity, version: int, ledger: Ledger, tenants: tuple[TenantBlocks, ...], counters: Mapping[str, int],
+    block_bytes: int,
 ) -> EngineReport:  # fmt: skip
-    """The whole report of one engine."""
+    """The report of one engine, without what only its mounted files say."""
     return EngineReport(
         pod_uid=identity.pod_uid,
         boot_nonce=identity.boot_nonce,
         policy_version=version,
-        pool=pool,
+        pool=render_pool(ledger),
         tenants=tenants,
         counters=dict(counters),
-        reload_error=reload_error,
+        scrub=render_scrub(ledger, counters, block_bytes),
+        free_to_clean_steps=render_histogram(ledger.latency.steps),
+        free_to_clean_seconds=render_histogram(ledger.latency.seconds),
     )
 
 
@@ -60,4 +83,13 @@ def _render_tenant(tenant: Tenant, running: int, waiting: int) -> TenantBlocks:
         waiting=waiting,
         stale_blocks=tenant.stale_blocks,
         stale_requests=sum(domain.requests for domain in tenant.domains.values() if tenant.is_stale(domain.generation.number)),
+        state=_state(tenant),
+        cached_blocks=len(tenant.lru),
+        counters=dict(tenant.counters),
     )
+
+
+def _state(tenant: Tenant) -> TenantState:
+    if tenant.registered:
+        return TenantState.SERVING
+    return TenantState.DRAINING if tenant.requests else TenantState.CLEARING

@@ -33,7 +33,7 @@ _spec = importlib.util.spec_from_file_location("blockwarden_tests_properties", P
 assert _spec is not None and _spec.loader is not None
 _properties = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_properties)
-rules = _properties.rules
+rules, world = _properties.rules, _properties.world
 pytest_generate_tests = _properties.pytest_generate_tests
 
 POLICY_UID = "policy-under-test"
@@ -49,10 +49,12 @@ class Mounts:
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     version: int = 0
 
-    def share(self, *shares: TenantShare) -> EnginePolicy:
+    def share(self, *shares: TenantShare, grace: int = 0) -> EnginePolicy:
         """Writes the next sealed policy."""
         self.version += 1
-        policy = EnginePolicy(policy_uid=POLICY_UID, version=self.version, tenants=shares)
+        policy = EnginePolicy(
+            policy_uid=POLICY_UID, version=self.version, tenants=shares, deregistration_grace_seconds=grace
+        )  # fmt: skip
         for relative, text in ((layout.ENGINE_KEYS, self.keys.text()), (layout.ENGINE_POLICY, seal_policy(policy, self.keys))):
             path = self.root / relative
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,9 +214,9 @@ class Rig:
 
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
-    def share(self, *shares: TenantShare) -> None:
+    def share(self, *shares: TenantShare, grace: int = 0) -> None:
         """A new policy, in force with the next step."""
-        self.mounts.share(*shares)
+        self.mounts.share(*shares, grace=grace)
         self.scheduler.policy_file.poll()
 
     def check(self) -> None:
@@ -297,6 +299,7 @@ def make_rig(request: pytest.FixtureRequest, base_config: Any, mounts: Mounts) -
         made.append(rig)
         return rig
 
+    make.forget = made.clear  # type: ignore[attr-defined]  # for whoever makes thousands
     yield make
     for rig in made:
         rig.scheduler._watcher.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,73 @@ def test_a_tenant_that_leaves_the_policy_is_ended_and_scrubbed(make_rig: Any, sh
     late = rig.add(rig.mounts.token("a"), 60)
     rig.run()
     assert rig.finished[late] == "error"
+
+
+def test_a_tenant_that_leaves_with_grace_finishes_and_gives_its_quota_back(make_rig: Any, share: Any) -> None:
+    rig = make_rig(share("a", 20), share("b", 20, 60), blocks=64)
+    before = rig.add(rig.mounts.token("a"), 100, tokens=2)
+    rig.run()
+    assert rig.tenant("a").cached_blocks > 0
+    leaver = rig.add(rig.mounts.token("a"), 60, tokens=60)
+    rig.step()
+    rig.share(share("b", 20, 60), grace=600)
+    late = rig.add(rig.mounts.token("a"), 60)
+    rig.step()
+    leaving = rig.tenant("a")
+    assert (leaving.state, leaving.cached_blocks, leaving.guaranteed_blocks) == ("Draining", 0, 20)
+    assert leaving.stale_requests == 1, "a rotation waits for it"
+    rig.run()
+    assert rig.finished == {before: "length", leaver: "length", late: "error"}
+    assert len(rig.outputs[leaver]) == 60
+    assert rig.tenant("a") is None
+    assert rig.scheduler.report().pool.owned == rig.tenant("b").owned_blocks == 0
+
+
+def test_the_grace_period_ends(make_rig: Any, share: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = make_rig(share("a", 20), share("b", 20), blocks=64)
+    leaver = rig.add(rig.mounts.token("a"), 60, tokens=200)
+    stayer = rig.add(rig.mounts.token("b"), 60, tokens=40)
+    rig.step()
+    rig.share(share("b", 20), grace=30)
+    for _ in range(5):
+        rig.step()
+    assert leaver not in rig.finished
+    later = time.monotonic() + 31
+    monkeypatch.setattr("blockwarden_engine.scheduler.time", SimpleNamespace(monotonic=lambda: later))
+    rig.run()
+    assert rig.finished == {leaver: "error", stayer: "length"}
+    assert rig.scheduler.counters["refused_tenant_deregistered"] == 1
+    assert rig.tenant("a") is None
+
+
+def test_a_tenant_that_comes_back_within_its_grace_goes_on_under_one_cap(make_rig: Any, share: Any) -> None:
+    rig = make_rig(share("a", 40, max_sequences=2), share("b", 10), blocks=64)
+    names = [rig.add(rig.mounts.token("a", f"u{at}"), 20, tokens=40) for at in range(6)]
+    rig.step()
+    rig.share(share("b", 10), grace=600)
+    rig.step()
+    rig.share(share("a", 40, max_sequences=2), share("b", 10), grace=600)
+    names += [rig.add(rig.mounts.token("a", f"v{at}"), 20, tokens=40) for at in range(6)]
+    while rig.scheduler.has_requests():
+        rig.step()
+        assert len(rig.scheduler.running) <= 2
+    assert {rig.finished[name] for name in names} == {"length"}
+
+
+def test_a_newly_guaranteed_block_comes_back_from_a_borrower_that_runs(make_rig: Any, share: Any) -> None:
+    """What a borrowed is promised to b while a's requests use it: they give way as they need their next block."""
+    rig = make_rig(share("a", 10, 60), share("b", 4), blocks=64)
+    long = [rig.add(rig.mounts.token("a", f"u{at}"), 200, tokens=60) for at in range(3)]
+    for _ in range(8):
+        rig.step()
+    assert rig.tenant("a").owned_blocks > 36, "it borrows"
+    rig.share(share("a", 20, 60), share("b", 40))
+    name = rig.add(rig.mounts.token("b"), 480, tokens=4)
+    assert rig.run_until(lambda: name in rig.first_step, limit=60) <= 2 * 16 + 8, "two blocks' tokens, and the prompt's own steps"
+    assert rig.tenant("a").counters["preemptions"] > 0
+    rig.run()
+    assert {rig.finished[one] for one in (*long, name)} == {"length"}, "whoever gave way went on later"
+    assert rig.scheduler.counters["preemption_vetoes"] == 0
 
 
 def test_an_idle_engine_applies_a_policy_and_scrubs(make_rig: Any, share: Any) -> None:
