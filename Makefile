@@ -4,7 +4,7 @@ SHELL := /bin/sh
 UV := tools/uv
 RUN := $(UV) run --frozen
 
-.PHONY: help sync demo demo-down test check static format generate golden bench
+.PHONY: help sync demo demo-down test check static format generate golden bench nightly
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -29,6 +29,9 @@ check: static ## static, unit, property, golden, contract: about a minute
 
 test: static ## everything, and how many tests ran at each level
 	$(RUN) python tools/run_tests.py unit property golden contract component integration engine e2e goals device
+
+nightly: sync ## the state machine of blocks and quotas, 1,000,000 steps from seeds of the day
+	BLOCKWARDEN_MACHINE=nightly BLOCKWARDEN_MACHINE_SEED=$$(date +%Y%m%d00) $(RUN) python tools/run_tests.py machine scheduler-machine
 
 bench: sync ## the benchmarks, as ratios measured side by side in one run
 	$(RUN) python tools/run_bench.py

@@ -40,6 +40,8 @@ LEVELS = {
     "e2e": Level(("tests/e2e",)),
     "goals": Level(("tests/bench",), engine=True),
     "device": Level(("tests/device",), engine=True, may_skip=True),
+    "machine": Level(("tests/property/engine",)),
+    "scheduler-machine": Level(("tests/integration/engine/scheduler/test_scheduler_machine.py",), engine=True),
 }
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from blockwarden_engine.domains import Domain
+from blockwarden_engine.errors import LedgerError
 from blockwarden_engine.ledger import Ledger
 from blockwarden_engine.quotas import Quota
 
@@ -57,11 +60,14 @@ class PoolSubject:
     def evict(self, block: int) -> None:
         self.pool.evict_blocks({block})
 
+    def reset(self, deferred: int) -> bool:
+        return self.pool.reset_prefix_cache(deferred)
+
     def make_room(self, domain: Domain, count: int) -> None:
         self.pool.make_room(domain, count)
 
-    def apply(self, quotas: dict[str, Quota]) -> None:
-        self.pool.apply_quotas(quotas)
+    def apply(self, quotas: Mapping[str, Quota], draining: Mapping[str, Quota]) -> None:
+        self.pool.apply_quotas(quotas, draining)
 
     def references(self, block: int) -> int:
         return int(self.pool.blocks[block].ref_cnt)
@@ -70,19 +76,20 @@ class PoolSubject:
         return key.to_bytes(32, "big")
 
 
-def machine(rules: ModuleType, cls: type[Ledger]) -> Any:
-    return lambda: rules.PoolMachine(lambda blocks: PoolSubject(cls(blocks)))
+def machine(rules: ModuleType, parts: Any, seed_of_round: int = 0) -> Any:
+    return seed(seed_of_round)(lambda: rules.PoolMachine(lambda cls, blocks: PoolSubject(cls(blocks)), parts))
 
 
 @pytest.mark.usefixtures("base_config")
-def test_the_pool_keeps_its_invariants(rules: ModuleType) -> None:
-    run_state_machine_as_test(machine(rules, Ledger), settings=rules.THOROUGH)  # raises the first invariant that breaks
+def test_the_pool_keeps_its_invariants(rules: ModuleType, world: ModuleType) -> None:
+    """Fewer examples than the pure ledger's: the rules are the same, and only vLLM's side of the pool is new here."""
+    run_state_machine_as_test(machine(rules, world.Parts()), settings=settings(world.profile().settings, max_examples=120))
 
 
 @pytest.mark.usefixtures("base_config")
-def test_a_broken_ledger_in_the_pool_is_caught(rules: ModuleType, twin: type[Ledger]) -> None:
-    with pytest.raises(AssertionError):
-        run_state_machine_as_test(machine(rules, twin), settings=rules.TWIN)
+def test_a_planted_bug_in_the_pool_is_caught(rules: ModuleType, world: ModuleType, twin: Any) -> None:
+    with pytest.raises((AssertionError, LedgerError)):
+        run_state_machine_as_test(machine(rules, twin), settings=world.TWIN)
 
 
 @pytest.mark.usefixtures("base_config")

@@ -1,12 +1,23 @@
-"""Ledgers that are wrong on purpose, each in one way that would break isolation. The state machine must catch every one."""
+"""Parts that are wrong on purpose, each in one way that would break isolation or a quota. The state machine must catch them all:
+`TWINS`, at the end, is the list.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
+from types import MappingProxyType
 
+from blockwarden_tests_pool_world import Parts
+
+from blockwarden_engine.departures import Departures
 from blockwarden_engine.domains import Domain, Tenant
 from blockwarden_engine.errors import MismatchedAck
+from blockwarden_engine.fairness import UNLIMITED, Fairness, Flow
 from blockwarden_engine.ledger import CACHED, CLEAN, IN_USE, Ledger, Taken
+from blockwarden_engine.quotas import Quota
 
 
 class NoScrub(Ledger):
@@ -123,7 +134,91 @@ class ForgetsStaleEarly(Ledger):
             generation.unzeroed -= 1
 
 
-TWINS: tuple[type[Ledger], ...] = (
+class KeepsTheQuotaOfWhoLeft(Ledger):
+    """A tenant that left keeps its quota after its last request is gone."""
+
+    def _end(self, tenant: Tenant) -> None:
+        pass
+
+
+class CachesForWhoLeft(Ledger):
+    """What a tenant that left releases stays cached, for whoever comes back under its name."""
+
+    def release(self, block: int, *, keep: bool) -> bool:
+        domain = self.domains[block]
+        if keep and domain is not None and domain.tenant.draining:
+            domain.tenant.registered = True
+            kept = super().release(block, keep=keep)
+            domain.tenant.registered = False
+            return kept
+        return super().release(block, keep=keep)
+
+
+class ResetWithoutScrub(Ledger):
+    """A reset of the prefix cache makes what was cached clean at once."""
+
+    def evict_all(self) -> list[int]:
+        blocks = super().evict_all()
+        for block in blocks:
+            self.dirty.remove(block)
+            self._state[block] = CLEAN
+            self._clean.append(block)
+        return blocks
+
+
+class ShrinksWhatIsInUse(Ledger):
+    """A lowered limit takes blocks from under running requests."""
+
+    def apply(self, quotas: Mapping[str, Quota], draining: Mapping[str, Quota] = MappingProxyType({})) -> list[int]:
+        evicted = super().apply(quotas, draining)
+        for block, domain in enumerate(self.domains):
+            if domain is not None and domain.tenant.owned > domain.tenant.limit and self._state[block] == IN_USE:
+                self._soil(domain, block)
+        return evicted
+
+
+class EndlessGrace(Departures):
+    """Requests of a tenant that left run on for ever."""
+
+    def plan(self, quotas: Mapping[str, Quota], *, pool: int, grace: float, now: float) -> dict[str, Quota]:
+        kept = super().plan(quotas, pool=pool, grace=math.inf, now=now)
+        self.due = min((left.left_at + grace for left in self._left.values()), default=math.inf)
+        return kept
+
+
+class LeavesWithItsGuarantee(Departures):
+    """A tenant that left keeps its guarantee, though the pool is promised to others."""
+
+    def plan(self, quotas: Mapping[str, Quota], *, pool: int, grace: float, now: float) -> dict[str, Quota]:
+        kept = super().plan(quotas, pool=pool, grace=grace, now=now)
+        return {name: replace(quota, guaranteed=self._left[name].quota.guaranteed) for name, quota in kept.items()}
+
+
+class NoSequenceCap(Fairness):
+    """A tenant may run as many sequences as there are slots."""
+
+    def may_start(self, flow: Flow, free_slots: int) -> bool:
+        cap, flow.max_sequences = flow.max_sequences, UNLIMITED
+        answer = super().may_start(flow, free_slots)
+        flow.max_sequences = cap
+        return answer
+
+
+class NoSlotKept(Fairness):
+    """The last slot goes to whoever asks first, though another tenant has none."""
+
+    def may_start(self, flow: Flow, free_slots: int) -> bool:
+        return super().may_start(flow, self._slots)
+
+
+LEDGERS: tuple[type[Ledger], ...] = (
     NoScrub, EarlyClean, BelievesAnyAck, CrossScopeTouch, CrossScopeRecycle, CrossTenantEviction, BorrowsWhatIsGuaranteed,
-    NegativeCount, KeepsRetiredCache, ForgetsStaleEarly,
+    NegativeCount, KeepsRetiredCache, ForgetsStaleEarly, KeepsTheQuotaOfWhoLeft, CachesForWhoLeft, ResetWithoutScrub,
+    ShrinksWhatIsInUse,
 )  # fmt: skip
+TWINS: dict[str, Parts] = (
+    {bug.__name__: Parts(ledger=bug) for bug in LEDGERS}
+    | {bug.__name__: Parts(departures=bug) for bug in (EndlessGrace, LeavesWithItsGuarantee)}
+    | {bug.__name__: Parts(fairness=bug) for bug in (NoSequenceCap, NoSlotKept)}
+)
+"""Every planted bug by name."""
