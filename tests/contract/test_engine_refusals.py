@@ -18,6 +18,7 @@ from blockwarden_core.errors import BlockwardenError, RetiredToken
 from blockwarden_core.refusal import NEVER_FITS, read_refusal, render_refusal
 from blockwarden_engine import plugin
 from blockwarden_engine.errors import NeverFits, RequestRefused
+from blockwarden_engine.refusals import Refusals
 from blockwarden_gateway.plain import is_retired, plain_refusal
 
 SHARE = "this tenant's share"
@@ -38,6 +39,7 @@ Answer = Callable[[BlockwardenError], tuple[int, bytes]]
 def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
     """Status and body of a request for which the engine's admission raises an error."""
     monkeypatch.setattr(plugin, "hook_api", lambda: SimpleNamespace(GracefulHTTPError=GracefulError))
+    monkeypatch.setattr(plugin, "process_admission", lambda: SimpleNamespace(refusals=Refusals()))
 
     def answered(error: BlockwardenError) -> tuple[int, bytes]:
         def admit(_request: Any) -> Any:
