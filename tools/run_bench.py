@@ -24,6 +24,7 @@ class Bench:
 BENCHES = {
     "gateway": Bench("tests/bench/gateway/overhead.py"),
     "neighbour": Bench("tests/bench/neighbour.py", engine=True),
+    "scrub": Bench("tests/bench/scrub.py", engine=True),
     "cost": Bench("tests/bench/cost.py", engine=True),
 }
 

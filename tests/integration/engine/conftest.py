@@ -51,6 +51,8 @@ ARGUMENTS = (
 
 
 IDLE_SCRUBBER = "from blockwarden_engine.scrubber import BlockScrubber; BlockScrubber._zero = lambda self, ids: None"
+SINCE_BOOT = f"def spoil(worker): exec({IDLE_SCRUBBER!r}, {{}})\ncore.model_executor.collective_rpc(spoil)"
+"""Spoils a running engine: one that is spoilt from the beginning does not pass its boot self-test."""
 KINDS = ("engine", "sync_engine", "twin_engine", "engines")
 """Fixtures that start engines, in the order in which their tests run: each kind is started once."""
 
@@ -388,8 +390,10 @@ def sync_engine(engines: Engines) -> Engine:
 
 @pytest.fixture
 def twin_engine(engines: Engines) -> Engine:
-    """A broken twin: its scrubber acknowledges and zeroes nothing."""
-    return engines.get("twin", twin=IDLE_SCRUBBER, verify="Off")
+    """A broken twin: since it started, its scrubber acknowledges and zeroes nothing."""
+    made = engines.get("twin", verify="Off")
+    made.core(SINCE_BOOT)
+    return made
 
 
 @pytest.fixture

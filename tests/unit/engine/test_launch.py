@@ -7,7 +7,7 @@ import pytest
 from blockwarden_core.kv_transfer import Connector, KvTransfer, render_kv_transfer
 from blockwarden_engine.errors import LaunchRefused
 from blockwarden_engine.launch import MANDATORY_ARGS, MANDATORY_ENV, check_external_cache, plan_launch, run_eagerly
-from blockwarden_engine.settings import BOOT_NONCE_ENV, SCRUB_VERIFY_ENV
+from blockwarden_engine.settings import BOOT_NONCE_ENV, SCRUB_STREAM_ENV, SCRUB_VERIFY_ENV
 
 ENVIRON = {"BLOCKWARDEN_POLICY_UID": "p", "BLOCKWARDEN_POD_UID": "u", "PATH": "/bin"}
 MODEL = "--model=/models/one"
@@ -56,17 +56,21 @@ def test_a_model_is_needed() -> None:
 
 
 def test_everything_that_isolation_needs_is_added() -> None:
-    launch = plan_launch([MODEL, "--seed=1", "--kv-scrub-verify=Always"], ENVIRON, boot_nonce="nonce")
+    launch = plan_launch([MODEL, "--seed=1", "--kv-scrub-verify=Always", "--kv-scrub-stream=Side"], ENVIRON, boot_nonce="nonce")
     assert set(MANDATORY_ARGS) < set(launch.vllm_args)
     assert {"--host=0.0.0.0", "--port=8000", MODEL, "--seed=1"} < set(launch.vllm_args)
     assert {f"--ssl-{name}" for name in ("certfile", "keyfile", "ca-certs")} == {
         arg.partition("=")[0] for arg in launch.vllm_args if "/tls/server/" in arg
     }
-    assert launch.environment == MANDATORY_ENV | {BOOT_NONCE_ENV: "nonce", SCRUB_VERIFY_ENV: "Always"}
+    assert launch.environment == MANDATORY_ENV | {BOOT_NONCE_ENV: "nonce", SCRUB_VERIFY_ENV: "Always", SCRUB_STREAM_ENV: "Side"}
     assert (launch.api_port, launch.internal_port) == (8000, 9400)
+    plain = plan_launch([MODEL], ENVIRON, boot_nonce="nonce").environment
+    assert (plain[SCRUB_VERIFY_ENV], plain[SCRUB_STREAM_ENV]) == ("", "Main")  # empty: what is right on the worker's device
 
 
-@pytest.mark.parametrize("argument", ["--kv-scrub-verify=Never", "--bind-host=a b", "--api-port=x", "--internal-port"])
+@pytest.mark.parametrize(
+    "argument", ["--kv-scrub-verify=Never", "--kv-scrub-stream=main", "--bind-host=a b", "--api-port=x", "--internal-port"]
+)
 def test_the_launchers_own_arguments_are_checked_too(argument: str) -> None:
     with pytest.raises(LaunchRefused):
         plan_launch([MODEL, argument], ENVIRON, boot_nonce="n")

@@ -96,10 +96,10 @@ def test_groups_with_a_window_may_lose_blocks_behind_it() -> None:
 
 def test_the_null_block_is_zeroed_again_after_a_refused_request_wrote_to_it() -> None:
     made = shadow()
-    assert made.zeroes(StepOrder(epoch=1, scrub=[4], zero=[1])) == [4, 1]
+    assert made.urgent(StepOrder(epoch=1, scrub=[4], zero=[1])) == [1]
     made.check_more("ra", ([3],), Findings())
-    assert made.zeroes(StepOrder()) == [0]
-    assert made.zeroes(StepOrder()) == []
+    assert made.urgent(StepOrder()) == [0]
+    assert made.urgent(StepOrder()) == []
 
 
 def test_a_finished_request_id_means_nothing_when_it_comes_back() -> None:

@@ -21,8 +21,8 @@ class Recorder:
         self.events: list[Any] = []
         self._failing = failing
 
-    def zero(self, ids: Sequence[int]) -> Recorder:
-        self.events.append(("zero", list(ids)))
+    def zero(self, urgent: Sequence[int], idle: Sequence[int]) -> Recorder:
+        self.events.append(("zero", list(urgent), list(idle)))
         return self
 
     def confirm(self) -> None:
@@ -57,7 +57,7 @@ def test_a_step_without_an_order_ends_the_engine() -> None:
 def test_the_acknowledgement_comes_behind_the_confirmation() -> None:
     recorder = Recorder()
     pending = keeper(recorder).prepare(step(StepOrder(epoch=3, scrub=[4, 5], zero=[1])))
-    assert recorder.events == [("zero", [4, 5, 1])]
+    assert recorder.events == [("zero", [1], [4, 5])]
     shared = SimpleNamespace()
     settled = pending.settle(shared)
     assert recorder.events[-1] == "confirm"
@@ -74,7 +74,7 @@ def test_nothing_is_acknowledged_when_the_zeroes_are_not_confirmed() -> None:
 def test_a_twin_that_acknowledges_without_confirming_would_be_seen() -> None:
     recorder = Recorder(failing=True)
     pending = keeper(recorder).prepare(step(StepOrder(epoch=1, scrub=[4])))
-    Pending(pending.ack, None).settle(SimpleNamespace())  # the broken twin: an acknowledgement with nothing behind it
+    Pending(pending.ack, SimpleNamespace(confirm=lambda: None)).settle(SimpleNamespace())  # the twin: nothing is behind it
     assert "confirm" not in recorder.events
 
 

@@ -54,7 +54,7 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({
         "v1.worker.cpu_worker:CPUWorker",
         "v1.worker.utils:allocate_kv_cache",
         "v1.worker.gpu_model_runner:GPUModelRunner._update_states",
-        "v1.kv_cache_interface:KVCacheTensor",
+        "v1.kv_cache_interface",
         "v1.kv_cache_layout:KVCacheLayout",
         "v1.outputs:AsyncModelRunnerOutput",
         "v1.executor.multiproc_executor:MultiprocExecutor.execute_model",
@@ -67,6 +67,8 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({
         "v1.engine.core:EngineCoreProc.__init__",
         "v1.engine.core:EngineCoreProc._make_ready_response",
         "v1.engine.core:EngineCoreProc.process_input_sockets",
+        "v1.engine.core:EngineCoreProc.run_busy_loop",
+        "v1.engine.core:EngineCoreProc._process_engine_step",
     ),
     "middleware": (
         "entrypoints.serve.middleware.register:init_entrypoints_middleware",
@@ -136,13 +138,10 @@ def check_engine() -> dict[str, str]:
 @cache
 def worker_api() -> SimpleNamespace:
     """What a worker needs of vLLM."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
     from vllm.v1.kv_cache_layout import KVCacheLayout
     from vllm.v1.outputs import AsyncModelRunnerOutput
 
-    return SimpleNamespace(
-        AsyncModelRunnerOutput=AsyncModelRunnerOutput, FullAttentionSpec=FullAttentionSpec, KVCacheLayout=KVCacheLayout
-    )
+    return SimpleNamespace(AsyncModelRunnerOutput=AsyncModelRunnerOutput, KVCacheLayout=KVCacheLayout)
 
 
 @cache
@@ -155,6 +154,15 @@ def hook_api() -> SimpleNamespace:
     return SimpleNamespace(
         EngineCore=EngineCore, EngineCoreProc=EngineCoreProc, GracefulHTTPError=GracefulHTTPError, InputProcessor=InputProcessor
     )
+
+
+@cache
+def request_api() -> SimpleNamespace:
+    """What a request of the engine's own is made of."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    return SimpleNamespace(Request=Request, SamplingParams=SamplingParams)
 
 
 @cache

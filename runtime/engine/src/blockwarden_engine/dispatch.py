@@ -49,6 +49,7 @@ class TenantDispatch(_Scheduler):
             self._refuse(request, "guard")
 
     def _attach_order(self, output: Any) -> None:
+        self.pool.scrub_ahead()  # in this step's order: the next step finds the blocks on hand
         epoch, scrub = self.ledger.order_scrub()
         grants, recycled = self.pool.take_grants()
         resumed = output.scheduled_cached_reqs.resumed_req_ids
@@ -72,6 +73,7 @@ class TenantDispatch(_Scheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.pool.foreign:
             self._note_foreign()
+        self.pool.scrub_ahead()  # an engine that is idle now scrubs before it waits for requests
         return outputs
 
     def _settle(self, order: StepOrder, ack: StepAck | None) -> None:

@@ -9,7 +9,8 @@
     ├── ScrubError                       zeroing of freed blocks is not confirmed; the engine must not go on
     │   ├── MissingAck                   a step with a scrub order came back without an acknowledgement
     │   ├── MismatchedAck                an acknowledgement is of another epoch, count or number of ranks
-    │   └── ScrubFailed                  a worker could not zero its blocks, or read back something else than zero
+    │   ├── ScrubFailed                  a worker could not zero its blocks, or read back something else than zero
+    │   └── BootTestFailed               the engine's own blocks did not come back zero when it started
     ├── RequestRefused                   a request that this engine must not run, though its token is good; `code` for the wire
     │   ├── NeverFits                    it needs more blocks than its tenant's limit
     │   ├── MediaRefused                 it carries media, whose caches are not keyed by scope
@@ -69,6 +70,10 @@ class UnsupportedEngine(BlockwardenError):
 
 class ScrubFailed(ScrubError):
     """A worker could not zero blocks, or read them back as something else than zero."""
+
+
+class BootTestFailed(ScrubError):
+    """The engine's own blocks did not come back zero when it started."""
 
 
 class RequestRefused(BlockwardenError):

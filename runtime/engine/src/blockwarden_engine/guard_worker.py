@@ -39,7 +39,7 @@ class Findings:
 class ShadowTable:
     """Owners of blocks and tables of requests as this worker has seen them granted.
 
-    Per step, in this order: `zeroes` (to be zeroed before anything runs), `finish`, `take`, `check_whole` for what is sent
+    Per step, in this order: `urgent` (to be zeroed before anything runs), `finish`, `take`, `check_whole` for what is sent
     whole, `check_kept`, `check_more`.
     """
 
@@ -61,11 +61,12 @@ class ShadowTable:
         """Who owns `block`; NOBODY for an id that does not exist."""
         return self._owner[block] if 0 <= block < len(self._owner) else NOBODY
 
-    def zeroes(self, order: StepOrder) -> list[int]:
-        """The ids to zero before this step's forward pass: dirty ones, recycled ones, and a null block that was written to."""
+    def urgent(self, order: StepOrder) -> list[int]:
+        """The ids that this step's forward pass needs zeroed, beside the dirty ones: recycled ones, and a null block that was
+        written to."""
         null = [NULL_BLOCK] if self._null_written else []
         self._null_written = False
-        return [*order.scrub, *order.zero, *null]
+        return [*order.zero, *null]
 
     def finish(self, requests: Iterable[str]) -> None:
         """Forgets requests that are finished, or preempted and thus sent again as a whole."""

@@ -19,12 +19,23 @@ from blockwarden_core.engine_args import inherited_env_refusal, launch_refusal
 from blockwarden_core.kv_transfer import UNPROVEN
 
 from .errors import LaunchRefused
-from .settings import BOOT_NONCE_ENV, MIDDLEWARE, PLUGIN_NAME, SCHEDULER, SCRUB_VERIFY_ENV, SCRUB_VERIFY_MODES, WORKER
+from .settings import (
+    BOOT_NONCE_ENV,
+    MIDDLEWARE,
+    PLUGIN_NAME,
+    SCHEDULER,
+    SCRUB_STREAM_ENV,
+    SCRUB_STREAMS,
+    SCRUB_VERIFY_ENV,
+    SCRUB_VERIFY_MODES,
+    WORKER,
+)
 
 OWN_ARGS: Final[Mapping[str, str]] = MappingProxyType({
     "api-port": "[0-9]{1,5}",
     "bind-host": "[0-9A-Fa-f.:]{1,45}",
     "internal-port": "[0-9]{1,5}",
+    "kv-scrub-stream": "|".join(SCRUB_STREAMS),
     "kv-scrub-verify": "|".join(SCRUB_VERIFY_MODES),
 })  # fmt: skip
 """The launcher's own arguments, `--name=value`, and the pattern of each value."""
@@ -110,7 +121,8 @@ def plan_launch(args: Sequence[str], environ: Mapping[str, str], *, boot_nonce: 
         environment={
             **MANDATORY_ENV,
             BOOT_NONCE_ENV: boot_nonce,
-            SCRUB_VERIFY_ENV: own.get("kv-scrub-verify", SCRUB_VERIFY_MODES[0]),
+            SCRUB_STREAM_ENV: own.get("kv-scrub-stream", SCRUB_STREAMS[0]),
+            SCRUB_VERIFY_ENV: own.get("kv-scrub-verify", ""),  # the worker knows its device, and what is right there
         },
     )
 

@@ -31,8 +31,8 @@ from .quotas import Quota
 
 NULL, CLEAN, IN_USE, CACHED, DIRTY, SCRUBBING = range(6)
 NULL_BLOCK: Final = 0
-AHEAD: Final = 8
-"""Blocks evicted beyond what is needed when a domain waits for a scrub, so that the next request need not wait again."""
+LOW_WATER: Final = 16
+"""One block in so many of a tenant's limit is kept clean for it, where its trust domains would wait for each other's blocks."""
 
 
 class Taken:
@@ -74,6 +74,7 @@ class Ledger:
         self._next_owner = NOBODY + 1
         self._unmet = 0
         self._borrowers: set[Tenant] = set()
+        self._changed: dict[Tenant, None] = {}
 
     # ---- who is who ------------------------------------------------------------------------------------------------------
 
@@ -125,7 +126,10 @@ class Ledger:
 
     def prospect(self, domain: Domain) -> int:
         """Blocks that `take` would give if everything dirty and scrubbing were clean."""
-        return self._allowance(domain.tenant, len(self._clean) + len(self.dirty) + self.scrubbing) + len(domain.lru)
+        return self._outlook(domain.tenant) + len(domain.lru)
+
+    def _outlook(self, tenant: Tenant) -> int:
+        return self._allowance(tenant, len(self._clean) + len(self.dirty) + self.scrubbing)
 
     def _allowance(self, tenant: Tenant, clean: int) -> int:
         spare = clean - self._unmet
@@ -152,6 +156,7 @@ class Ledger:
             self.domains[block] = domain
             self._unzeroed[block] = generation
         generation.unzeroed += wanted
+        self._changed[domain.tenant] = None
         domain.owned += wanted
         self._count(domain.tenant, wanted)
         recycled = list(islice(domain.lru, count - wanted))
@@ -186,6 +191,7 @@ class Ledger:
             self._state[block] = CACHED
             domain.lru[block] = None
             domain.tenant.lru[block] = None
+            self._changed[domain.tenant] = None
             self.cached += 1
             return True
         self._soil(domain, block)
@@ -218,8 +224,21 @@ class Ledger:
         if (short := count - self.prospect(domain)) > 0:
             tenant = domain.tenant
             others = (block for block in tenant.lru if self.domains[block] is not domain)
-            evicted += self._evict(list(islice(others, short + AHEAD)) if len(tenant.lru) > len(domain.lru) else [])
+            evicted += self._evict(list(islice(others, short)) if len(tenant.lru) > len(domain.lru) else [])
             evicted += self._reclaim(domain, count)
+        return evicted
+
+    def scrub_ahead(self) -> list[int]:
+        """Keeps a low-water mark of blocks on hand, so that allocation need not wait for a scrub: evicts the oldest cached blocks
+        of each tenant that has less and has changed since the last call; the evicted ids.
+
+        Only a tenant's own blocks go, and only where it has several trust domains: within one, the oldest cached block is used
+        again at once, so evicting it early would cost hits and win nothing. Looks at the tenants that changed, not at all.
+        """
+        changed, self._changed, evicted = self._changed, {}, list[int]()
+        for tenant in changed:
+            if len(tenant.domains) > 1 and (short := -(-tenant.limit // LOW_WATER) - self._outlook(tenant)) > 0:
+                evicted += self._evict(list(islice(tenant.lru, short)))
         return evicted
 
     def _reclaim(self, domain: Domain, count: int) -> list[int]:

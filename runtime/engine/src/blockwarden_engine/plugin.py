@@ -37,6 +37,7 @@ def register() -> None:
     api.InputProcessor.process_inputs = _admitting_input(api.InputProcessor.process_inputs)
     api.EngineCore.preprocess_add_request = _admitting_core(api.EngineCore.preprocess_add_request)
     api.EngineCoreProc._make_ready_response = _checked_core(api.EngineCoreProc._make_ready_response)
+    api.EngineCoreProc.run_busy_loop = _proven_loop(api.EngineCoreProc.run_busy_loop)
     api.EngineCore.blockwarden_report = _report
     record_hooks(fingerprints)
 
@@ -103,6 +104,19 @@ def _checked_core(original: Any) -> Any:
         return original(self)
 
     return _make_ready_response
+
+
+def _proven_loop(original: Any) -> Any:
+    """EngineCoreProc.run_busy_loop that first proves that blocks come back zero; on the thread that will step the engine."""
+
+    @wraps(original)
+    def run_busy_loop(self: Any) -> Any:
+        from .boot_test import prove_scrubbing
+
+        prove_scrubbing(self)
+        return original(self)
+
+    return run_busy_loop
 
 
 def check_core(core: Any) -> None:

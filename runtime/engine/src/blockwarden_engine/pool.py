@@ -173,6 +173,11 @@ class TenantBlockPool(BlockPool):
         for block_id in self.ledger.make_room(domain, count):
             self._forget_hashes(block_id)
 
+    def scrub_ahead(self) -> None:
+        """See `Ledger.scrub_ahead`."""
+        for block_id in self.ledger.scrub_ahead():
+            self._forget_hashes(block_id)
+
     def apply_quotas(self, quotas: dict[str, Quota]) -> None:
         """See `Ledger.apply`."""
         for block_id in self.ledger.apply(quotas):

@@ -93,6 +93,10 @@ class TenantScheduling(TenantShortage, TenantDispatch):
         self._watcher = PolicyWatcher(self.policy_file, on_change=self._on_policy)
         self._watcher.start()
 
+    def apply_policy_in_force(self) -> None:
+        """Takes the last good policy into force again, whatever the ledger went by in between."""
+        self._apply_policy(self.policy_file.in_force or self._applied)
+
     def _on_policy(self) -> None:
         self._wake()  # looked up now: the engine is attached after the watcher started
 
@@ -157,6 +161,11 @@ class TenantScheduling(TenantShortage, TenantDispatch):
         super().add_request(request)
         if request.refused is not None:
             self._refuse(request, request.refused)
+
+    def add_own(self, request: Request, domain: Any) -> None:
+        """Adds a request of the engine's own, which no tenant has sent and no token admits."""
+        request.trust_domain, request.flow, request.refused = domain, self.fairness.flow(domain.tenant.name), None
+        super().add_request(request)
 
     def _refuse(self, request: Request, code: str) -> None:
         """The request gets no further step and is ended with an error when the next output is processed."""

@@ -18,6 +18,8 @@ from .errors import LaunchRefused
 BOOT_NONCE_ENV: Final = "BLOCKWARDEN_BOOT_NONCE"
 SCRUB_VERIFY_ENV: Final = "BLOCKWARDEN_SCRUB_VERIFY"
 SCRUB_VERIFY_MODES: Final = ("Off", "Sampled", "Always")
+SCRUB_STREAM_ENV: Final = "BLOCKWARDEN_SCRUB_STREAM"
+SCRUB_STREAMS: Final = ("Main", "Side")
 
 PLUGIN_NAME: Final = "blockwarden"
 SCHEDULER: Final = "blockwarden_engine.scheduler.make_scheduler"

@@ -27,8 +27,8 @@ class Confirmable(Protocol):
 class Scrubs(Protocol):
     """What zeroes blocks."""
 
-    def zero(self, ids: Sequence[int]) -> Confirmable:
-        """Enqueues zeroes in front of whatever is enqueued next."""
+    def zero(self, urgent: Sequence[int], idle: Sequence[int]) -> Confirmable:
+        """Enqueues zeroes: `urgent` blocks are zero in front of this step's forward pass, `idle` ones once it is confirmed."""
 
 
 @dataclass(slots=True)
@@ -36,15 +36,14 @@ class Pending:
     """An acknowledgement that may be given once its zeroes are confirmed."""
 
     ack: StepAck
-    scrub: Confirmable | None
+    scrub: Confirmable
 
     def settle(self, output: Any) -> Any:
         """`output` with the acknowledgement attached; waits for the zeroes first.
 
         A copy: vLLM answers steps without tokens with one shared empty output.
         """
-        if self.scrub is not None:
-            self.scrub.confirm()
+        self.scrub.confirm()
         output = copy.copy(output)
         setattr(output, ATTRIBUTE, self.ack)
         return output
@@ -70,8 +69,7 @@ class StepKeeper:
         order: StepOrder | None = getattr(step, ATTRIBUTE, None)
         if order is None:
             raise MissingAck("a step came without a scrub order: blockwarden's scheduler is not in this engine")
-        ids = self._shadow.zeroes(order)
-        scrub = self._scrubs.zero(ids) if ids else None
+        scrub = self._scrubs.zero(self._shadow.urgent(order), order.scrub)
         self._shadow.finish(step.finished_req_ids)
         self._shadow.take(order)
         findings = self._check(step)

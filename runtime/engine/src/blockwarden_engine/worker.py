@@ -14,10 +14,11 @@ import torch
 
 from .compat import worker_api, worker_base
 from .errors import MissingAck
+from .footprint import keeps_blocks
 from .guard_worker import ShadowTable, Table
 from .installed import require_plugin
 from .scrubber import BlockScrubber, make_scrubber
-from .settings import SCRUB_VERIFY_ENV
+from .settings import SCRUB_STREAM_ENV, SCRUB_STREAMS, SCRUB_VERIFY_ENV
 from .steps import Pending, StepKeeper
 
 logger = logging.getLogger("vllm.blockwarden")
@@ -50,6 +51,8 @@ class BlockwardenWorker(_Base):
         self._scrubber: BlockScrubber | None = None
         self._keeper: StepKeeper | None = None
         self._pending: Pending | None = None
+        self._caches: list[torch.Tensor] = []
+        self._blocks = 0
         self._warm = False
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
@@ -60,9 +63,11 @@ class BlockwardenWorker(_Base):
         if isinstance(layout, str):
             layout = worker_api().KVCacheLayout[layout]
         caches = {name: layers[name].kv_cache for name in names if name in layers}
-        verify = os.environ.get(SCRUB_VERIFY_ENV, "")  # the launcher always sets it
-        self._scrubber = make_scrubber(kv_cache_config, caches, layout, verify=verify)
-        lasting = [isinstance(group.kv_cache_spec, worker_api().FullAttentionSpec) for group in kv_cache_config.kv_cache_groups]
+        verify, stream = os.environ.get(SCRUB_VERIFY_ENV, ""), os.environ.get(SCRUB_STREAM_ENV, SCRUB_STREAMS[0])
+        self._scrubber = make_scrubber(kv_cache_config, caches, layout, verify=verify, stream=stream)
+        lasting = [keeps_blocks(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
+        self._caches = [cache for cache in caches.values() for cache in (cache if isinstance(cache, (list, tuple)) else (cache,))]
+        self._blocks = kv_cache_config.num_blocks
         self._keeper = StepKeeper(ShadowTable(kv_cache_config.num_blocks, lasting), self._scrubber, self._void_table)
 
     def compile_or_warm_up_model(self) -> Any:
@@ -98,6 +103,11 @@ class BlockwardenWorker(_Base):
         if scrubber is not None:
             scrubber.wipe()
         super().shutdown()
+
+    def nonzero_blocks(self, ids: list[int]) -> list[int]:
+        """Which blocks hold something, read through the views that the layers use."""
+        grouped = [cache.unflatten(0, (self._blocks, -1)) for cache in self._caches]  # kernels may count in parts of blocks
+        return [block for block in ids if any(bool(cache[block].view(torch.uint8).any()) for cache in grouped)]
 
     def settle(self, pending: Pending, output: Any) -> Any:
         """`output` with its acknowledgement, once the zeroes are in memory. May run on the thread that fetches outputs."""
