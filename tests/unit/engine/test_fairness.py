@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from blockwarden_core.policy import EnginePolicy, TenantShare
-from blockwarden_engine.fairness import Fairness, Flow
+from blockwarden_engine.fairness import FAR_AHEAD, WINDOW, Fairness, Flow
 from blockwarden_engine.quotas import plan_quotas
 from blockwarden_engine.waiting import TenantQueue
 
@@ -26,6 +26,11 @@ def share(name: str, guaranteed: int = 25, **fields: int | str) -> TenantShare:
     return TenantShare.model_validate(
         {"name": name, "guaranteed": guaranteed, "limit": guaranteed, "generation": 1, "floor": 1} | fields
     )
+
+
+def spend(fair: Fairness, seconds: float = 0.1) -> None:
+    """The step took so long."""
+    fair.charge(fair.end(), seconds)
 
 
 def test_alone_a_tenant_has_the_whole_step() -> None:
@@ -57,6 +62,7 @@ def test_who_is_far_ahead_waits_while_somebody_behind_is_served() -> None:
         fair.begin(step)
         fair.divide({a: 500}, 0)
         fair.grant_prompt(a, 100, False)
+        spend(fair)
     fair.begin(12)
     fair.divide({a: 500, b: 40}, 0)
     assert fair.grant_prompt(a, 100, False) == 0
@@ -65,7 +71,56 @@ def test_who_is_far_ahead_waits_while_somebody_behind_is_served() -> None:
     assert fair.grant_prompt(b, 40, False) == 40
 
 
-def test_idle_time_is_worth_one_step_at_most() -> None:
+def solo(fair: Fairness, flow: Flow, steps: range) -> None:
+    """The tenant is served whole steps, and nobody else asks."""
+    for step in steps:
+        fair.begin(step)
+        fair.join(flow)
+        fair.divide({flow: TOKENS}, 0)
+        assert fair.grant_prompt(flow, TOKENS, False) == TOKENS
+        spend(fair)
+        fair.leave(flow)
+
+
+def test_what_was_served_while_nobody_else_asked_holds_nobody_back() -> None:
+    """The quiet tenant worked alone; then a flood begins, whose answers alone go on, and the quiet one comes back."""
+    fair = fairness(a=share("a", 50), b=share("b", 50))
+    quiet, flood = fair.flow("a"), fair.flow("b")
+    solo(fair, quiet, range(2, 22))
+    fair.join(flood)
+    fair.begin(22)
+    fair.grant_answer(flood, 5)
+    spend(fair)
+    fair.join(quiet)
+    fair.begin(23)
+    fair.divide({quiet: 40, flood: 500}, 0)
+    assert fair.grant_prompt(quiet, 40, False) == 40
+
+
+def test_without_virtual_time_the_quiet_tenant_would_be_held_back() -> None:
+    fair = fairness(a=share("a", 50), b=share("b", 50))
+    quiet, flood = fair.flow("a"), fair.flow("b")
+    quiet.served = 2.0
+    fair.divide({quiet: 40, flood: 500}, 0)
+    assert fair.grant_prompt(quiet, 40, False) == 0
+
+
+def test_who_comes_back_is_behind_by_the_window_at_most() -> None:
+    fair = fairness(a=share("a", 50), b=share("b", 50))
+    a, b = fair.flow("a"), fair.flow("b")
+    fair.join(a)
+    a.served = 1e6
+    fair.join(b)
+    assert b.served == 1e6 - WINDOW
+    fair.join(b)
+    fair.leave(b)
+    b.served += 0.5
+    fair.leave(b)
+    fair.join(b)
+    assert b.served == 1e6 - WINDOW + 0.5, "what it had is charged to it"
+
+
+def test_idle_time_is_worth_the_window_at_most() -> None:
     fair = fairness(a=share("a", 50), b=share("b", 50))
     a, b = fair.flow("a"), fair.flow("b")
     a.served = 1e6
@@ -75,7 +130,8 @@ def test_idle_time_is_worth_one_step_at_most() -> None:
         fair.divide({a: 500, b: 500}, 0)
         held += not fair.grant_prompt(a, 100, False)
         fair.grant_prompt(b, 100, False)
-    assert 1 <= held <= 2
+        spend(fair)
+    assert 1 <= held <= (WINDOW - FAR_AHEAD) / 0.1 + 1
 
 
 def test_a_cap_holds_for_prompts_and_answers_together() -> None:
@@ -100,6 +156,68 @@ def test_what_is_given_back_is_not_charged() -> None:
     fair.grant_answer(a, 1)
     fair.give_back(a, 1)
     assert (a.used, a.served) == (0, 0.0)
+    assert fair.end().parts == ()
+
+
+def test_a_steps_time_goes_to_those_in_it_by_tokens_and_weight() -> None:
+    fair = fairness(a=share("a", 75), b=share("b", 25))
+    a, b = fair.flow("a"), fair.flow("b")
+    fair.grant_prompt(a, 60, False)
+    fair.grant_answer(b, 20)
+    spend(fair, 8.0)
+    assert (a.served, b.served) == (pytest.approx(6.0 / 1.5), pytest.approx(2.0 / 0.5))
+
+
+def test_until_its_time_is_known_a_token_counts_what_the_cheapest_cost_lately() -> None:
+    fair = fairness(a=share("a"))
+    a = fair.flow("a")
+    for step in range(2, 60):
+        fair.begin(step)
+        fair.grant_prompt(a, 10, False)
+        spend(fair, 1.0)
+    fair.begin(60)
+    before = a.served
+    fair.grant_prompt(a, 10, False)
+    assert a.served == pytest.approx(before + 1.0, rel=1e-2)
+    spend(fair, 3.0)
+    assert a.served == pytest.approx(before + 3.0)
+
+
+def test_a_prompt_is_not_priced_like_an_answers_lone_token() -> None:
+    fair = fairness(a=share("a", 50), b=share("b", 50))
+    a, b = fair.flow("a"), fair.flow("b")
+    fair.grant_prompt(a, 100, False)
+    spend(fair, 0.2)
+    for step in range(2, 12):
+        fair.begin(step)
+        fair.grant_answer(b, 1)
+        spend(fair, 0.1)
+    fair.begin(12)
+    before = a.served
+    fair.grant_prompt(a, 100, False)
+    assert a.served - before < 0.4
+
+
+def test_what_a_held_tenant_leaves_goes_to_who_is_behind() -> None:
+    fair = fairness(a=share("a", 50), b=share("b", 50))
+    a, b = fair.flow("a"), fair.flow("b")
+    b.served = 1.0
+    fair.divide({a: 500, b: 500}, 0)
+    assert fair.grant_prompt(a, 500, False) == TOKENS
+
+
+def test_an_answer_that_takes_an_engine_to_itself_is_charged_for_it() -> None:
+    """A flood of answers is few tokens and all of the time: counted in tokens it would seem the quieter one."""
+    fair = fairness(a=share("a", 50), b=share("b", 50))
+    quiet, flood = fair.flow("a"), fair.flow("b")
+    for step in range(2, 22):
+        fair.begin(step)
+        fair.grant_answer(flood, 3)
+        spend(fair)
+    fair.begin(22)
+    fair.grant_prompt(quiet, 100, False)
+    spend(fair, 0.5)
+    assert flood.served > quiet.served + FAR_AHEAD
 
 
 @pytest.mark.parametrize(("free", "starts"), [(16, True), (4, True), (3, False)])

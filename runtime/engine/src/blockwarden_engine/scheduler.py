@@ -10,7 +10,8 @@ were they to, `_request_blocks_can_be_freed` vetoes a victim of another tenant. 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from .aggregate import AckAggregator
 from .dispatch import TenantDispatch
 from .enrol import Enrolment
 from .errors import RequestRefused
-from .fairness import Fairness
+from .fairness import Fairness, Usage
 from .fit import Fit
 from .installed import require_plugin
 from .manager import TenantKVCacheManager
@@ -69,6 +70,8 @@ class TenantScheduling(TenantShortage, TenantDispatch):
         self._ranks = vllm_config.parallel_config.world_size
         self._whole_prompts = not self.scheduler_config.enable_chunked_prefill
         self._stalled: list[Request] = []
+        self._steps: deque[tuple[Any, Usage, float]] = deque()
+        self._last_end = 0.0
         self._freeing = False
         self._wake: Callable[[], None] = lambda: None
         # Blocks are freed, and hence scrubbed, only after the last step that was scheduled with them was processed.
@@ -151,7 +154,9 @@ class TenantScheduling(TenantShortage, TenantDispatch):
             return
         self._take_policy()
         self._enrolment.enrol(request, self._applied)
-        if request.refused is not None:
+        if request.refused is None:
+            self.fairness.join(request.flow)
+        else:
             request.flow = None
             request.resumable = False
         super().add_request(request)
@@ -172,6 +177,8 @@ class TenantScheduling(TenantShortage, TenantDispatch):
             if request.refused == "guard" or self.pool.foreign:
                 self._repair(domain)
             self.ledger.leave(domain)
+        if request.flow is not None:
+            self.fairness.leave(request.flow)
 
     def _repair(self, domain: Any) -> None:
         """Blocks that a corrupted table lost would stay owned, and never be scrubbed."""
@@ -194,7 +201,22 @@ class TenantScheduling(TenantShortage, TenantDispatch):
         self._begin_step()
         output = super().schedule(throttle_prefills)
         self._attach_order(output)
+        self._steps.append((output, self.fairness.end(), time.monotonic()))
         return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        self._charge(scheduler_output)
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _charge(self, output: Any) -> None:
+        """A step lasts from its predecessor's end, or from when it was scheduled, to its own end."""
+        now = time.monotonic()
+        while self._steps:
+            step, usage, scheduled = self._steps.popleft()
+            if step is output:
+                self.fairness.charge(usage, now - max(scheduled, self._last_end))
+                break
+        self._last_end = now
 
     def _begin_step(self) -> None:
         self.fairness.begin(self.current_step + 1)
@@ -257,7 +279,7 @@ class TenantScheduling(TenantShortage, TenantDispatch):
             tokens = fairness.grant_prompt(flow, tokens, self._whole_prompts)
         elif flow.step == fairness.step and flow.used + tokens <= flow.cap:
             flow.used += tokens
-            flow.served += tokens / flow.weight
+            flow.served += tokens * flow.price
         else:
             tokens = fairness.grant_answer(flow, tokens)
         if self.num_prefill_lookahead > 1:
