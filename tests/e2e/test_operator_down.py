@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from stack.deploy import NAMESPACE, POLICY, SYSTEM
+from stack.deploy import SYSTEM
 from stack.kubectl import wait_for
 from stack.steady import steady_client
 
@@ -19,8 +19,7 @@ def operator_pods(product) -> list[str]:
 
 
 def settled(product) -> dict[str, str]:
-    """The objects of a policy that is ready, once they have stopped changing for ten seconds."""
-    product.cluster.run("-n", NAMESPACE, "wait", f"tpol/{POLICY}", "--for=condition=Ready", "--timeout=120s")
+    """The objects once they have stopped changing for ten seconds."""
     last, since = product.owned(), time.monotonic()
     deadline = since + 120
     while time.monotonic() - since < 10:
@@ -32,7 +31,7 @@ def settled(product) -> dict[str, str]:
 
 
 def test_killing_and_restarting_the_operator_changes_nothing(product) -> None:
-    before, status = settled(product), product.deployed.policy()["status"]
+    before = settled(product)
     [pod] = operator_pods(product)
     with steady_client(product.client("acme"), "smollm2-135m-instruct") as record:
         product.cluster.run("-n", SYSTEM, "delete", "pod", pod, "--grace-period=0", "--force")
@@ -43,7 +42,6 @@ def test_killing_and_restarting_the_operator_changes_nothing(product) -> None:
         time.sleep(20)  # two rounds of everything that the operator does by the clock
     assert record.answered > 20
     assert record.failures == []
-    assert product.deployed.policy()["status"] == status
     assert product.owned() == before
 
 

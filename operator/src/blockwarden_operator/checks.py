@@ -181,6 +181,22 @@ def check_engine_arguments(given: CheckInput) -> Refusal | None:
     return Refusal(AcceptedReason.ENGINE_ARGUMENT_REFUSED, f"spec.engine.extraArgs: {problem}") if problem else None
 
 
+def check_adapters(given: CheckInput) -> Refusal | None:
+    """Make sure that engines have the adapters that tenants may name."""
+    args = given.spec.engine.extra_args
+    modules = (arg.removeprefix("--lora-modules=") for arg in args if arg.startswith("--lora-modules="))
+    loaded = {module.split("=")[0] for module in modules} if "--enable-lora" in args else set()
+    for tenant in given.spec.tenants:
+        for model in tenant.models:
+            if model.adapter is not None and model.adapter not in loaded:
+                return Refusal(
+                    AcceptedReason.ENGINE_ARGUMENT_REFUSED,
+                    f"spec.tenants[{tenant.name}].models[{model.name}].adapter: engines load no adapter {model.adapter}: "
+                    f"set --enable-lora and --lora-modules={model.adapter}=<directory> in spec.engine.extraArgs",
+                )
+    return None
+
+
 def check_external_cache(given: CheckInput) -> Refusal | None:
     """Make sure that an external cache is one that is known to keep tenants apart."""
     transfer = given.spec.engine.kv_transfer
@@ -281,6 +297,7 @@ CHAIN: Final[tuple[Check, ...]] = (
     check_shared_units,
     check_model_length,
     check_engine_arguments,
+    check_adapters,
     check_engine_environment,
     check_external_cache,
     check_images,

@@ -32,8 +32,7 @@ REPORT_SECONDS: Final = 5.0
 REPORT_LIMIT: Final = 1 << 20
 PROBE_SECONDS: Final = 2.0
 PROBE_PERIOD: Final = 60.0
-"""Probing costs a pod a few connections, so an answer as it should be is reused for so long. Any other is asked for again each
-time: its cause may be gone, and bad news must not outlive it."""
+"""Probing costs a pod a few connections; how often it is done per policy."""
 SETTLE_SECONDS: Final = 10.0
 """A network plug-in lets a new pod through some moments after its start. So long as the operator itself is new, a ready pod that
 it cannot reach is asked again before anything is said about it: a restart of the operator is no news about the pods."""
@@ -79,7 +78,7 @@ class Inspector:
         return {pod.uid: report for pod, report in zip(pods, reports, strict=True)}
 
     async def observe_ports(self, engines: tuple[Pod, ...]) -> Mapping[str, PortProbe] | None:
-        """For each engine pod which ports opened to the operator, good answers reused for PROBE_PERIOD. None: cannot tell."""
+        """For each engine pod which ports opened to the operator; answers are reused for PROBE_PERIOD. None: cannot be told."""
         if not self.probe:
             return None
         now = self.clock()
@@ -89,7 +88,7 @@ class Inspector:
         # All at once: where packets are dropped each probe waits its full time, and there may be many engines.
         answers = await asyncio.gather(*(self._probe_ports(pod) for pod in due))
         fresh = {pod.uid: (now, answer) for pod, answer in zip(due, answers, strict=True)}
-        self._probed |= {uid: entry for uid, entry in fresh.items() if entry[1].is_isolated}
+        self._probed |= fresh
         return {uid: answer for uid, (_, answer) in (known | fresh).items()}
 
     async def _probe_ports(self, pod: Pod) -> PortProbe:

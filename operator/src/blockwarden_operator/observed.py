@@ -92,11 +92,6 @@ class PortProbe:
     events_open: bool
     control_open: bool
 
-    @property
-    def is_isolated(self) -> bool:
-        """Whether the ports are closed that must be, and shown to be closed to a probe that does get through."""
-        return self.control_open and not (self.api_open or self.events_open)
-
 
 @dataclass(frozen=True, slots=True)
 class RefusedObject:

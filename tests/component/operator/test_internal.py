@@ -136,8 +136,6 @@ async def test_open_and_closed_ports_are_told_apart_and_not_asked_for_again_at_o
         assert await inspector.observe_ports((POD,)) == {"pod-1": shut}
         now[0] = 61.0
         assert await inspector.observe_ports((POD,)) == {"pod-1": PortProbe(api_open=True, events_open=False, control_open=True)}
-        where[8000] = closed
-        assert await inspector.observe_ports((POD,)) == {"pod-1": shut}, "bad news outlived its cause"
 
 
 async def test_outside_the_pod_network_nothing_is_said_about_ports() -> None:

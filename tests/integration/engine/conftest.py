@@ -51,7 +51,7 @@ ARGUMENTS = (
 
 
 IDLE_SCRUBBER = "from blockwarden_engine.scrubber import BlockScrubber; BlockScrubber._zero = lambda self, ids: None"
-KINDS = ("engine", "sync_engine", "twin_engine", "engines")
+KINDS = ("engine", "sync_engine", "twin_engine", "rank_engine", "engines")
 """Fixtures that start engines, in the order in which their tests run: each kind is started once."""
 
 
@@ -175,12 +175,13 @@ class Engine:
         self.log = scratch / "engine.log"
         served = scratch / "model"  # the launcher takes no path with a hidden directory in it, and caches are in one
         served.symlink_to(model)
-        self.environment = os.environ | {
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        self.environment = inherited | {
             layout.ROOT_ENV: str(deployment.root), layout.POLICY_UID_ENV: deployment.policy_uid,
             layout.POD_UID_ENV: "pod-under-test", "HARNESS_CONTROL": self._control_path,
             "HARNESS_ASYNC": "1" if asynchronous else "0", "HARNESS_TWIN": twin, "VLLM_CPU_KVCACHE_SPACE": "1",
             "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPYCACHEPREFIX": str(Path(sys.prefix) / "pycache"),  # compiling vLLM anew takes half of a process's start
         }  # fmt: skip
         self._command = [
             sys.executable, str(HERE / "engine_main.py"), f"--model={served}", *arguments, "--bind-host=127.0.0.1",
@@ -282,10 +283,14 @@ class Engine:
 
     def core(self, code: str) -> Any:
         """Runs code in the engine core between two steps; `core` and `scheduler` are in scope, `result` comes back."""
+        return json.loads(self.utility("harness_run", code))
+
+    def utility(self, name: str, *arguments: Any) -> Any:
+        """Calls one of the engine core's utilities by name, as vLLM's own front end does; waits for its answer."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
             control.settimeout(120)
             control.connect(self._control_path)
-            control.sendall(json.dumps(code).encode() + b"\n")
+            control.sendall(json.dumps([name, *arguments]).encode() + b"\n")
             answer = json.loads(control.makefile("rb").readline())
         if isinstance(answer, dict) and "error" in answer:
             raise AssertionError(answer["error"])
@@ -303,11 +308,24 @@ def tenant(name: str, guaranteed: int | str = "30%", limit: int | str = "30%", *
     return TenantShare(name=name, guaranteed=guaranteed, limit=limit, **{"generation": 1, "floor": 1} | fields)
 
 
+def make_model(name: str) -> Path:
+    """The directory of a model, made if need be."""
+    made = subprocess.run([sys.executable, ROOT / "tools/models.py", name], check=True, stdout=subprocess.PIPE, text=True)
+    return Path(made.stdout.strip().splitlines()[-1])
+
+
 @pytest.fixture(scope="session")
 def tiny_model() -> Path:
     """The tiny random Llama."""
-    made = subprocess.run([sys.executable, ROOT / "tools/models.py", "tiny"], check=True, stdout=subprocess.PIPE, text=True)
-    return Path(made.stdout.strip().splitlines()[-1])
+    return make_model("tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LoRA adapter for the tiny random Llama, under a path without hidden directories."""
+    served = tmp_path_factory.mktemp("adapters") / "tiny"
+    served.symlink_to(make_model("adapter"))
+    return served
 
 
 def default_shares() -> tuple[TenantShare, ...]:
@@ -324,11 +342,13 @@ class Engines:
         self._kind = ""
         self._engine: Engine | None = None
 
-    def get(self, kind: str, *, verify: str = "Sampled", **made: Any) -> Engine:
-        """A running engine of this kind."""
+    def get(self, kind: str, *, verify: str = "Sampled", extra: Sequence[str] = (), **made: Any) -> Engine:
+        """A running engine of this kind; `extra` arguments take the place of usual ones of the same name."""
         if self._engine is None or self._kind != kind:
             self.stop()
-            engine = self.make(arguments=(*ARGUMENTS, f"--kv-scrub-verify={verify}"), **made)
+            usual = (*ARGUMENTS, f"--kv-scrub-verify={verify}")
+            given = {argument.partition("=")[0]: argument for argument in (*usual, *extra)}
+            engine = self.make(arguments=tuple(given.values()), **made)
             self._kind, self._engine = kind, engine.start()
         return self._engine
 

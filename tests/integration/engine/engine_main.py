@@ -1,9 +1,10 @@
 """The engine as the tests start it: `python -m blockwarden_engine`, with a way in for tests.
 
 Not collected by pytest: it is the main module of the engine's processes (each child process of vLLM imports it again). It changes
-nothing that a test could be about. It adds a control socket through which tests run code in the engine core between two steps,
-and, on request, puts the asynchronous scheduler back that vLLM's CPU platform switches off. The runner stays synchronous
-then: the CPU has no device to overlap with, so it is the scheduler's bookkeeping that runs ahead, two steps deep.
+nothing that a test could be about. It adds a control socket through which tests run code in the engine core between two steps, or
+call one of its own utilities, and, on request, puts the asynchronous scheduler back that vLLM's CPU platform switches off. The
+runner stays synchronous then: the CPU has no device to overlap with, so it is the scheduler's bookkeeping that runs ahead, two
+steps deep.
 """
 
 from __future__ import annotations
@@ -64,15 +65,16 @@ def _open_core() -> None:
 
 
 def bind(self: attest.Attester, client: Any) -> None:
-    """Attester.bind, and the control socket beside it: a line of JSON with code in, a line of JSON with its `result` out."""
+    """Attester.bind, and the control socket beside it: a utility's name and arguments in, its answer out, a line of JSON each."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
             try:
-                answer = await client.engine_core.call_utility_async("harness_run", json.loads(line))
+                name, *arguments = json.loads(line)
+                answer = await client.engine_core.call_utility_async(name, *arguments)
             except Exception as error:
-                answer = json.dumps({"error": str(error)})
-            writer.write(answer.encode() + b"\n")
+                answer = {"error": str(error)}
+            writer.write(json.dumps(answer).encode() + b"\n")
         writer.close()
 
     self.control = asyncio.get_running_loop().create_task(asyncio.start_unix_server(serve, CONTROL, limit=1 << 20))

@@ -42,13 +42,16 @@ SAMPLES = {
     "[0-3]": ("0", "3"),
 }
 PATTERNS = {**engine_args.EXTRA_ARGS, **{name: pattern for name, (_, pattern) in engine_args.FIELD_ARGS.items()}}
+STRUCTURED = ("kv-events-config", "kv-transfer-config", "lora-modules", "speculative-config")
+"""Flags whose value vLLM reads as more than a word."""
 VALUES = [
     f"--{name}={value}" if value else f"--{name}"
     for name, pattern in PATTERNS.items()
-    if name not in ("kv-events-config", "kv-transfer-config")
+    if name not in STRUCTURED
     for value in SAMPLES.get(pattern, pattern.split("|"))
 ]
 LINES = {connector: f"--kv-transfer-config={render_kv_transfer(KvTransfer(connector=connector))}" for connector in Connector}
+MODES = (f"--speculative-config={engine_args.NGRAM}", "--lora-modules=legal=/models/adapters/legal")
 EVENTS = f"--kv-events-config={engine_args.KV_EVENTS_CONFIG}"
 OTHER_SPELLINGS = (("--max_num_seqs=7",), ("--max-num-seqs", "7"), ("--max-num-se=7",))
 
@@ -56,7 +59,7 @@ OTHER_SPELLINGS = (("--max_num_seqs=7",), ("--max-num-seqs", "7"), ("--max-num-s
 @pytest.fixture(scope="module")
 def vllm() -> dict[str, Any]:
     """What vLLM's parser says: its options, what it reads in each case (by the case's text), its connectors."""
-    cases: list[list[str]] = [*([value] for value in (*VALUES, *LINES.values(), EVENTS)), *map(list, OTHER_SPELLINGS)]
+    cases: list[list[str]] = [*([value] for value in (*VALUES, *LINES.values(), EVENTS, *MODES)), *map(list, OTHER_SPELLINGS)]
     done = subprocess.run([sys.executable, "-c", ASK], input=json.dumps(cases), capture_output=True, text=True, check=True)
     answer: dict[str, Any] = json.loads(done.stdout.split("ANSWER", 1)[1])
     answer["read"] = {" ".join(case): read for case, read in zip(cases, answer["read"], strict=True)}
@@ -80,6 +83,13 @@ def test_vllm_reads_the_one_kv_event_configuration(vllm: dict[str, Any]) -> None
     assert "enable_kv_cache_events=True" in config
     assert "endpoint='tcp://*:5557'" in config
     assert "replay_endpoint=None" in config
+
+
+def test_vllm_reads_the_one_speculation_and_an_adapter(vllm: dict[str, Any]) -> None:
+    speculation, adapter = MODES
+    assert all(engine_args.launch_refusal([mode]) is None for mode in MODES)
+    assert vllm["read"][speculation]["speculative_config"] == str(json.loads(engine_args.NGRAM))
+    assert "name='legal', path='/models/adapters/legal'" in vllm["read"][adapter]["lora_modules"]
 
 
 @pytest.mark.parametrize("connector", list(Connector))

@@ -15,7 +15,16 @@ FUSIONX_LINE = (
 
 @pytest.mark.parametrize(
     "args",
-    [[], ["--max-num-seqs=64"], ["--enforce-eager", "--seed=0"], ["--kv-cache-dtype=fp8"], ["--load-format=dummy"]],
+    [
+        [],
+        ["--max-num-seqs=64"],
+        ["--enforce-eager", "--seed=0"],
+        ["--kv-cache-dtype=fp8"],
+        ["--load-format=dummy"],
+        ["--pipeline-parallel-size=2"],
+        ["--enable-lora", "--lora-modules=legal=/models/adapters/legal"],
+        ['--speculative-config={"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":4,"prompt_lookup_min":2}'],
+    ],
 )
 def test_arguments_that_keep_isolation_are_allowed(args: list[str]) -> None:
     assert ea.refusal(args) is None
@@ -57,6 +66,21 @@ def test_a_refusal_names_the_flag_and_the_mend(args: list[str], sentence: str) -
 def test_every_other_spelling_that_vllm_reads_is_refused(args: list[str]) -> None:
     assert ea.refusal(args) is not None
     assert ea.launch_refusal(args) is not None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "{}", '{"method":"suffix","num_speculative_tokens":3,"prompt_lookup_max":4,"prompt_lookup_min":2}',
+        '{"model":"/models/draft","num_speculative_tokens":3}', '{"method":"ngram","num_speculative_tokens":3}',
+        '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":4,"prompt_lookup_min":2,"model":"/models/draft"}',
+    ],
+)  # fmt: skip
+def test_no_other_speculation_is_let_through_and_the_refusal_says_why(config: str) -> None:
+    sentence = ea.refusal([f"--speculative-config={config}"])
+    assert sentence is not None
+    assert "keep text across tenants" in sentence
+    assert ea.refusal(["--speculative-config=" + sentence.split("write ")[1]]) is None, "the mend must be one"
 
 
 def test_no_refused_flag_is_allowed_anywhere() -> None:

@@ -116,7 +116,7 @@ def test_the_aggregator_goes_around_a_connectors_own() -> None:
 
 
 def config(**changes: Any) -> Any:
-    parallel = {"pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
+    parallel = {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
     model = {"is_encoder_decoder": False, "is_diffusion": False}
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**{name: changes.get(name, value) for name, value in parallel.items()}),
@@ -129,7 +129,7 @@ def config(**changes: Any) -> Any:
 @pytest.mark.parametrize(
     "change",
     [
-        {"policy": "priority"}, {"pipeline_parallel_size": 2}, {"decode_context_parallel_size": 2},
+        {"policy": "priority"}, {"decode_context_parallel_size": 2},
         {"prefill_context_parallel_size": 2}, {"is_encoder_decoder": True}, {"is_diffusion": True},
         {"kv_transfer_config": object()},
     ],

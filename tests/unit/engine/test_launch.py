@@ -18,8 +18,8 @@ FORBIDDEN_ARGS = [
     "--allowed-local-media-path=/", "--tool-server=demo", "--scheduling-policy=priority", "--prefix-caching-hash-algo=xxhash",
     "--speculative-config={}", "--profiler-config={}", "--kv-transfer-config={}", "--kv-events-config={}",
     "--middleware=x.Y", "--scheduler-cls=x.Y", "--worker-cls=x.Y", "--worker-extension-cls=x.Y", "--api-key=k", "--uds=/tmp/s",
-    "--host=0.0.0.0", "--port=1", "--ssl-cert-reqs=0", "--ssl-ca-certs=/tmp/ca", "--enable-lora", "--lora-modules=a=b",
-    "--pipeline-parallel-size=2", "--data-parallel-size=2", "--trust-remote-code", "--no-enable-prefix-caching",
+    "--host=0.0.0.0", "--port=1", "--ssl-cert-reqs=0", "--ssl-ca-certs=/tmp/ca", "--lora-modules=a=b",
+    "--lora-modules=a=/m/.b", "--data-parallel-size=2", "--trust-remote-code", "--no-enable-prefix-caching",
     "--config=/tmp/x", "--compilation-config.level=3", "--enable_log_requests", "--enable-log-r", "positional", "-O3",
     "--anything-new", "--max-logprobs", "--max-logprobs=x", "--enforce-eager=1",
 ]  # fmt: skip

@@ -9,6 +9,8 @@ import pytest
 
 from blockwarden_operator.api import AcceptedReason, TenantPolicySpec
 from blockwarden_operator.checks import CHAIN, CheckInput, Refusal, check_spec, secret_references
+from blockwarden_operator.render.names import Owner
+from blockwarden_operator.render.shares import render_gateway_policy
 
 Manifest = dict[str, Any]
 KEY = {"name": "laptop", "secretRef": {"name": "acme-keys", "key": "ann"}}
@@ -35,8 +37,14 @@ CLAIM = spec(model={"name": "m", "source": {"persistentVolumeClaim": {"name": "w
 IMAGE = spec(engine={"image": "registry.example/team-evil/engine:1"})
 TIGHT = spec(engine={"kvCache": {"blocks": 100}}, tenants=[tenant("a", 60), tenant("b", 40)])
 
+ADAPTED = spec(
+    engine={"extraArgs": ["--enable-lora", "--lora-modules=legal-lora=/models/adapters/legal"]},
+    tenants=[tenant(models=[{"name": "legal", "adapter": "legal-lora"}])],
+)
+
 ACCEPTED = {
     "a small policy": CheckInput(spec()),
+    "a name for an adapter that engines load": CheckInput(ADAPTED),
     "weights beneath a name that only begins like the kernel's": CheckInput(
         spec(model={"name": "m", "source": {"path": "/device/m"}})
     ),
@@ -113,6 +121,12 @@ REFUSED = {
         AcceptedReason.ENGINE_ARGUMENT_REFUSED,
         "spec.engine.extraArgs: --enable-log-requests is refused (it writes tenants' prompts to the log): remove it",
     ),
+    "an adapter that engines do not load": (
+        CheckInput(spec(tenants=[tenant(models=[{"name": "legal", "adapter": "legal-lora"}])])),
+        AcceptedReason.ENGINE_ARGUMENT_REFUSED,
+        "spec.tenants[acme].models[legal].adapter: engines load no adapter legal-lora: "
+        "set --enable-lora and --lora-modules=legal-lora=<directory> in spec.engine.extraArgs",
+    ),
     "an external cache that nobody has shown to keep tenants apart": (
         CheckInput(spec(engine={"kvTransfer": {"connector": "Offloading"}})),
         AcceptedReason.ENGINE_ARGUMENT_REFUSED,
@@ -183,6 +197,11 @@ REFUSED = {
         "metadata.name: Service llama-gateway exists and is not this TenantPolicy's: remove it, or rename the TenantPolicy",
     ),
 }  # fmt: skip
+
+
+def test_a_name_for_an_adapter_reaches_gateways_as_the_engines_name_of_it() -> None:
+    policy = render_gateway_policy(ADAPTED, Owner("demo", "ns", "uid-1"), 1)
+    assert [(alias.name, alias.served) for alias in policy.tenants[0].models] == [("legal", "legal-lora")]
 
 
 @pytest.mark.parametrize("sentence", ACCEPTED)

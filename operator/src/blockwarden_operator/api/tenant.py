@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-from blockwarden_core.engine_args import SERVED_NAME
+from blockwarden_core.engine_args import SERVED_NAME, WORD
 from blockwarden_core.identity import RESERVED_TENANTS, TENANT_PATTERN, Scope
 from blockwarden_core.policy import Percent
 
@@ -42,10 +42,13 @@ class ApiKeySource(ApiModel):
 
 
 class ModelName(ApiModel):
-    """A model name that a tenant may use for the served model."""
+    """A model name that a tenant may use for the served model, or for an adapter of it."""
 
     name: Annotated[str, Field(pattern=f"^{SERVED_NAME}$", max_length=128)]
     """The name."""
+    adapter: Annotated[str, Field(pattern=f"^{WORD}$", max_length=64)] | None = None
+    """The LoRA adapter that the name stands for, as `--lora-modules` in `spec.engine.extraArgs` calls it; the served model itself
+    when left out."""
 
 
 class KvShare(ApiModel):
@@ -123,8 +126,8 @@ class Tenant(ApiModel):
     api_keys: Annotated[tuple[ApiKeySource, ...], Field(max_length=64, json_schema_extra=list_map("name"))] = ()
     """The tenant's API keys. When left out the operator generates one, in the Secret that status.tenants names."""
     models: Annotated[tuple[ModelName, ...], Field(max_length=32, json_schema_extra=list_map("name"))] = ()
-    """The model names that the tenant may use, each standing for the served model; only the served model's own name when
-    left out."""
+    """The model names that the tenant may use, each standing for the served model or an adapter of it; only the served model's
+    own name when left out."""
     kv_cache: KvShare
     """The tenant's share of the KV cache."""
     limits: TenantLimits = TenantLimits()

@@ -78,7 +78,7 @@ def _gateway_tenant(spec: TenantPolicySpec, tenant: Tenant) -> GatewayTenant:
     return GatewayTenant(
         name=tenant.name,
         scope=spec.granted(tenant),
-        models=tuple(ModelAlias(name=model.name, served=spec.model.name) for model in tenant.models),
+        models=tuple(ModelAlias(name=model.name, served=model.adapter or spec.model.name) for model in tenant.models),
         limits=Limits(
             concurrent_requests=tenant.limits.concurrent_requests,
             requests_per_minute=tenant.limits.requests_per_minute,

@@ -30,6 +30,13 @@ PATH: Final = "/[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*"
 KV_EVENTS_CONFIG: Final = '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","topic":"kv-events"}'
 """The only KV-event configuration: no replay socket, the port that the NetworkPolicy knows."""
 
+LORA_MODULE: Final = f"{WORD}={PATH}"
+"""An adapter's name and its directory in the pod."""
+
+NGRAM: Final = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":4,"prompt_lookup_min":2}'
+"""The one way of speculating that is let through: a request's next tokens are guessed from that request's own."""
+NGRAM_CONFIG: Final = "[{]" + re.sub("[0-9]", "[1-9]", NGRAM[1:-1]) + "[}]"
+
 EXTRA_ARGS: Final[Mapping[str, str]] = MappingProxyType({
     "async-scheduling": "",
     "attention-backend": "FLASH_ATTN|FLASHINFER|TRITON_ATTN",
@@ -39,23 +46,28 @@ EXTRA_ARGS: Final[Mapping[str, str]] = MappingProxyType({
     "enable-auto-tool-choice": "",
     "enable-chunked-prefill": "",
     "enable-expert-parallel": "",
+    "enable-lora": "",
     "enforce-eager": "",
     "generation-config": "auto|vllm",
     "kv-cache-dtype": "auto|float16|bfloat16|fp8|fp8_e4m3|fp8_e5m2",
     "language-model-only": "",
     "load-format": "auto|safetensors|dummy",
     "long-prefill-token-threshold": COUNT,
+    "lora-modules": LORA_MODULE,
     "max-cudagraph-capture-size": COUNT,
     "max-logprobs": COUNT,
+    "max-lora-rank": COUNT,
     "max-num-batched-tokens": COUNT,
     "max-num-seqs": COUNT,
     "model-impl": "auto|vllm|transformers",
     "no-async-scheduling": "",
     "no-enable-chunked-prefill": "",
     "optimization-level": "[0-3]",
+    "pipeline-parallel-size": COUNT,
     "quantization": WORD,
     "reasoning-parser": WORD,
     "seed": COUNT,
+    "speculative-config": NGRAM_CONFIG,
     "stream-interval": COUNT,
     "tokenizer-mode": "auto|slow|mistral",
     "tool-call-parser": WORD,
@@ -102,7 +114,6 @@ REFUSED_ARGS: Final[Mapping[str, str]] = MappingProxyType({
     "profiler-config": "profiles hold tenants' data",
     "scheduler-cls": "blockwarden's scheduler keeps tenants apart",
     "scheduling-policy": "priority scheduling lets a request preempt another tenant's",
-    "speculative-config": "speculation can keep text across tenants and its blocks are not scrubbed",
     "tokens-only": "it opens routes around the gateway",
     "tool-server": "tools run in sandboxes that tenants would share",
     "trust-remote-code": "it runs the model repository's code in the process that holds every tenant's prompts",
@@ -113,6 +124,11 @@ REFUSED_ARGS: Final[Mapping[str, str]] = MappingProxyType({
     "worker-extension-cls": "blockwarden's worker scrubs and guards the blocks",
 })  # fmt: skip
 """Flags that people do try, and why they are refused. Only messages use it: whatever is not allowed is refused anyway."""
+
+SPECULATION_REFUSED: Final = (
+    "--speculative-config is refused but for n-gram speculation (suffix trees keep text across tenants, and a draft model's "
+    f"state has not been shown to be scrubbed): write {NGRAM}"
+)
 
 LOGGING_LEVEL: Final = "VLLM_LOGGING_LEVEL"
 EXTRA_ENV: Final[Mapping[str, str]] = MappingProxyType({
@@ -212,6 +228,8 @@ def _value_problem(name: str, value: str | None, pattern: str) -> str | None:
         return f"--{name} needs a value: write --{name}=<value>"
     if name == "kv-transfer-config":
         return kv_transfer_refusal(value)
+    if name == "speculative-config" and not re.fullmatch(pattern, value):
+        return SPECULATION_REFUSED
     return None if re.fullmatch(pattern, value) else f"--{name} has a value that does not match {pattern}: change it"
 
 

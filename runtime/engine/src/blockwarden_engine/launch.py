@@ -50,6 +50,7 @@ MANDATORY_ENV: Final[Mapping[str, str]] = MappingProxyType({
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_PLUGINS": PLUGIN_NAME,
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "2",  # how long a failed rank's peers may keep the engine alive, in a collective
 })  # fmt: skip
 
 

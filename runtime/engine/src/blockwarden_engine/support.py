@@ -19,7 +19,6 @@ def check_supported(vllm_config: Any) -> None:
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     refused = {
         "--scheduling-policy other than fcfs": vllm_config.scheduler_config.policy != "fcfs",
-        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "context parallelism": parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
         "an external KV cache": vllm_config.kv_transfer_config is not None,
         "encoder-decoder models": model.is_encoder_decoder,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -22,8 +24,8 @@ from .steps import Pending, StepKeeper
 
 logger = logging.getLogger("vllm.blockwarden")
 
-SCRUB_FAILED_STATUS: Final = 70
-"""Exit status of a worker that could not zero its blocks while other ranks wait for it in a collective."""
+RANK_FAILED_STATUS: Final = 70
+"""Exit status of a worker whose step failed while other ranks wait for it in a collective."""
 
 _Base: Any = worker_base()
 _AsyncOutput: Any = worker_api().AsyncModelRunnerOutput
@@ -75,13 +77,15 @@ class BlockwardenWorker(_Base):
     def execute_model(self, scheduler_output: Any) -> Any:
         if not self._warm:
             return super().execute_model(scheduler_output)
-        self._pending = self._prepare(scheduler_output)
-        output = super().execute_model(scheduler_output)
-        return None if output is None else self._acknowledged(output)  # None: sample_tokens follows
+        with self._ends_with_others():
+            self._pending = self._prepare(scheduler_output)
+            output = super().execute_model(scheduler_output)
+            return None if output is None else self._acknowledged(output)  # None: sample_tokens follows
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        output = super().sample_tokens(grammar_output)
-        return output if self._pending is None or output is None else self._acknowledged(output)
+        with self._ends_with_others():
+            output = super().sample_tokens(grammar_output)
+            return output if self._pending is None or output is None else self._acknowledged(output)
 
     def sleep(self, level: int = 1) -> None:
         if self._scrubber is not None:
@@ -101,21 +105,14 @@ class BlockwardenWorker(_Base):
 
     def settle(self, pending: Pending, output: Any) -> Any:
         """`output` with its acknowledgement, once the zeroes are in memory. May run on the thread that fetches outputs."""
-        try:
+        with self._ends_with_others():
             return pending.settle(output)
-        except Exception:
-            self._end_if_others_wait()
-            raise
 
     def _prepare(self, step: Any) -> Pending:
-        try:
-            if self._keeper is None:
-                raise MissingAck("the worker has no KV cache to scrub: its engine started in an unknown order")
-            with torch.inference_mode():
-                return self._keeper.prepare(step)
-        except Exception:
-            self._end_if_others_wait()
-            raise
+        if self._keeper is None:
+            raise MissingAck("the worker has no KV cache to scrub: its engine started in an unknown order")
+        with torch.inference_mode():
+            return self._keeper.prepare(step)
 
     def _acknowledged(self, output: Any) -> Any:
         pending, self._pending = self._pending, None
@@ -135,9 +132,19 @@ class BlockwardenWorker(_Base):
         if (row := runner.input_batch.req_id_to_index.get(request)) is not None:
             runner.input_batch.block_table.add_row(state.block_ids, row)
 
-    def _end_if_others_wait(self) -> None:
-        # Raising would leave the other ranks in this step's collective until a timeout. A process that is gone is seen by
-        # the executor at once, and the engine ends: fail closed, and quickly.
-        if self.parallel_config.world_size > 1:
-            logger.critical("blockwarden: scrubbing failed on rank %d; this worker ends, and the engine with it", self.rank)
-            os._exit(SCRUB_FAILED_STATUS)
+    @contextmanager
+    def _ends_with_others(self) -> Iterator[None]:
+        """Ends this process if the step fails and there are other ranks.
+
+        Raising would leave them in the step's collective until a timeout of minutes, and vLLM only logs what most ranks raise. A
+        process that is gone is seen by the executor at once, and the engine ends: fail closed, and quickly.
+        """
+        try:
+            yield
+        except Exception:
+            if self.parallel_config.world_size > 1:
+                logger.critical(
+                    "blockwarden: a step failed on rank %d; this worker ends, and the engine with it", self.rank, exc_info=True
+                )
+                os._exit(RANK_FAILED_STATUS)
+            raise
