@@ -10,11 +10,12 @@ import contextlib
 import http.client
 import importlib.util
 import json
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -93,7 +94,7 @@ def engine_pair(model_directory: Path, arguments: list[str], shares: Any) -> Ite
         ours = engines.make(arguments=[*arguments, "--served-model-name=bench", "--kv-scrub-verify=Off"])
         ours.deployment.share(*shares)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        stock = stack.enter_context(_stock(model_directory, arguments, scratch, ours.environment))
+        stock = stack.enter_context(stock_engine(model_directory, arguments, scratch, ours.environment))
         ours.start()
         yield (
             stock,
@@ -105,8 +106,9 @@ def engine_pair(model_directory: Path, arguments: list[str], shares: Any) -> Ite
 
 
 @contextlib.contextmanager
-def _stock(model_directory: Path, arguments: list[str], scratch: Path, environment: dict[str, str]) -> Iterator[Server]:
-    port = harness_port()
+def stock_engine(model_directory: Path, arguments: Sequence[str], scratch: Path, environment: dict[str, str]) -> Iterator[Server]:
+    """Stock vLLM under the same model and arguments, ready; its log is in `scratch`."""
+    port = _free_port()
     command = [
         sys.executable, str(HERE / "stock_main.py"), f"--model={model_directory}", "--served-model-name=bench", *arguments,
         "--enable-prefix-caching", "--prefix-caching-hash-algo=sha256", "--enable-prompt-tokens-details",
@@ -130,10 +132,11 @@ def _stock(model_directory: Path, arguments: list[str], scratch: Path, environme
                 child.kill()
 
 
-def harness_port() -> int:
+def _free_port() -> int:
     """A port that is free now."""
-    port: int = sys.modules["engine_harness"]._free_port()
-    return port
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _wait_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import fcntl
 import http.client
+import importlib.util
 import ipaddress
 import json
 import os
@@ -291,6 +292,12 @@ class Engine:
             raise AssertionError(answer["error"])
         return answer
 
+    def empty_cache(self, seconds: float = 30) -> None:
+        """Forgets the prefix cache of an idle engine and waits until every block is clean."""
+        deadline = time.monotonic() + seconds
+        while not self.core("result = scheduler.reset_prefix_cache() and scheduler.ledger.clean == scheduler.ledger.size"):
+            assert time.monotonic() < deadline, f"not every block is clean after {seconds:.0f} s: {self.report()}"
+
 
 def _free_port() -> int:
     with socket.socket() as probe:
@@ -308,6 +315,12 @@ def tiny_model() -> Path:
     """The tiny random Llama."""
     made = subprocess.run([sys.executable, ROOT / "tools/models.py", "tiny"], check=True, stdout=subprocess.PIPE, text=True)
     return Path(made.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def engine_arguments() -> tuple[str, ...]:
+    """The vLLM arguments of every shared engine, for one that runs beside it."""
+    return ARGUMENTS
 
 
 def default_shares() -> tuple[TenantShare, ...]:
@@ -364,6 +377,28 @@ def vllm_imported() -> None:
         warnings.simplefilter("ignore")
         import blockwarden_engine.scheduler
         import blockwarden_engine.worker  # noqa: F401 - imported for its effect
+
+
+def load_beside(path: Path) -> Any:
+    """A module that tests share: test directories are no packages."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(path)
+    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def soak() -> Any:
+    """The lives of three tenants, see soak.py."""
+    return load_beside(HERE / "soak.py")
+
+
+@pytest.fixture(scope="session")
+def engine_pair() -> Any:
+    """Stock vLLM beside an engine, see tests/bench/engine_pair.py."""
+    return load_beside(ROOT / "tests/bench/engine_pair.py")
 
 
 @pytest.fixture

@@ -14,11 +14,21 @@ import pytest
 from blockwarden_core import layout
 from blockwarden_core.hooks import REQUIRED_HOOKS
 from blockwarden_core.kv_transfer import Connector, KvTransfer, render_kv_transfer
-from blockwarden_engine.compat import HOOKS, RECORD, check_engine, check_fingerprints, observe_fingerprints
+from blockwarden_engine.compat import (
+    HOOKS,
+    RECORDS,
+    accepted_versions,
+    all_targets,
+    check_engine,
+    check_fingerprints,
+    installed_sources,
+    observe_version,
+)
 from blockwarden_engine.errors import ChangedHook, UnsupportedEngine
 from blockwarden_engine.plugin import check_core
+from blockwarden_engine.sources import read_fingerprints
 
-TAMPERED = "import blockwarden_engine.compat as c; from pathlib import Path; c.RECORD = Path({record!r}); "
+TAMPERED = "import blockwarden_engine.compat as c; from pathlib import Path; c.RECORDS = Path({records!r}); "
 MAIN = "import sys; from blockwarden_engine.__main__ import main; main(['check', '--', *sys.argv[1:]])"
 STOCK_SCHEDULER = """
 from vllm.config.scheduler import SchedulerConfig
@@ -79,20 +89,24 @@ def test_another_version_of_vllm_is_refused(check: Any, tmp_path: Path) -> None:
     metadata = tmp_path / "site" / "vllm-9.9.9.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True)
     metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 9.9.9\n")
-    refused(check(path=tmp_path / "site"), "vLLM 9.9.9", "0.32.0")
+    refused(check(path=tmp_path / "site"), "vLLM 9.9.9", *accepted_versions(), "docs/engine.md", "recorded")
 
 
 @pytest.mark.parametrize("change", ["differs", "has no recorded fingerprint"])
 def test_a_changed_or_unknown_hook_is_refused(check: Any, tmp_path: Path, change: str) -> None:
-    record = json.loads(RECORD.read_text())
-    target = "v1.core.block_pool"
+    name, target = f"{observe_version()}.json", "v1.core.block_pool"
+    record = json.loads((RECORDS / name).read_text())
     if change == "differs":
-        record["fingerprints"][target] = "0" * 16
+        record["hooks"][target]["fingerprint"] = "0" * 16
     else:
-        del record["fingerprints"][target]
-    tampered = tmp_path / "hooks.json"
-    tampered.write_text(json.dumps(record))
-    refused(check(code=TAMPERED.format(record=str(tampered)) + MAIN), target, change)
+        del record["hooks"][target]
+    (tmp_path / name).write_text(json.dumps(record))
+    refused(check(code=TAMPERED.format(records=str(tmp_path)) + MAIN), target, change)
+
+
+def test_without_its_record_the_installed_version_is_refused(check: Any, tmp_path: Path) -> None:
+    (tmp_path / "0.1.0.json").write_text("{}")
+    refused(check(code=TAMPERED.format(records=str(tmp_path)) + MAIN), f"vLLM {observe_version()}", "only 0.1.0 is known")
 
 
 def test_the_installed_vllm_is_the_recorded_one_and_every_required_hook_is_covered() -> None:
@@ -100,7 +114,7 @@ def test_the_installed_vllm_is_the_recorded_one_and_every_required_hook_is_cover
 
 
 def test_a_hook_that_is_gone_is_refused() -> None:
-    observed = observe_fingerprints()
+    observed = read_fingerprints(all_targets(), installed_sources())
     with pytest.raises(ChangedHook, match="is gone"):
         check_fingerprints(observed | {"v1.engine.core:EngineCore.__init__": ""}, observed)
 

@@ -1,15 +1,14 @@
-"""Which vLLM this plugin was written for, and the proof that the installed one is it.
+"""Which vLLMs this plugin was written for, and the proof that the installed one is one of them.
 
-Isolation stands on functions inside vLLM that promise nothing to anybody. So the version is exact, and the source of every
-function and class that the plugin replaces, subclasses or relies on has a recorded fingerprint (`hooks.json`, written by
-`tools/record_hooks.py`): a vendor's patch to one of them stops the engine at start instead of opening it quietly. Sources are
-read, never imported, so the check takes half a second and runs in every process. Importing this module imports no vLLM.
+Isolation stands on functions inside vLLM that promise nothing to anybody. So the source of every function and class that the
+plugin replaces, subclasses or relies on is recorded, one file per version in `hooks/`, written by `tools/record_hooks.py` for a
+maintainer who has reviewed it. Exactly the versions with a record are accepted, and a vendor's patch to a recorded source stops
+the engine at start instead of opening it quietly. Sources are read, never imported, so the check takes half a second and runs in
+every process. Importing this module imports no vLLM.
 """
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import importlib.util
 import json
 from collections.abc import Mapping
@@ -20,9 +19,11 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final
 
 from .errors import ChangedHook, UnknownVersion
+from .sources import Read, digest, read_fingerprints
 
-VLLM_VERSION: Final = "0.32.0"
-RECORD: Final = Path(__file__).with_name("hooks.json")
+RECORDS: Final = Path(__file__).with_name("hooks")
+"""The directory of records: `<version>.json`, {"vllm": version, "hooks": {target: {"fingerprint", "members"}}}."""
+HOW_TO_RECORD: Final = "how another version is reviewed and recorded is in docs/engine.md"
 
 HOOKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({
     "scheduler": (
@@ -38,6 +39,9 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({
         "v1.core.block_pool",
         "v1.core.kv_cache_utils:FreeKVCacheBlockQueue",
         "v1.core.kv_cache_utils:KVCacheBlock",
+        "v1.core.kv_cache_utils:generate_block_hash_extra_keys",
+        "v1.core.kv_cache_utils:get_request_block_hasher",
+        "v1.core.kv_cache_utils:hash_block_tokens",
     ),
     "manager": (
         "v1.core.kv_cache_manager",
@@ -80,6 +84,11 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({
 the package vllm."""
 
 
+def accepted_versions() -> list[str]:
+    """The versions that have a record, oldest first."""
+    return sorted((path.stem for path in RECORDS.glob("*.json")), key=lambda version: [int(n) for n in version.split(".")])
+
+
 def observe_version() -> str:
     """The installed vLLM's version without its build label.
 
@@ -91,19 +100,52 @@ def observe_version() -> str:
             return metadata.version(distribution).partition("+")[0]
         except metadata.PackageNotFoundError:
             continue
-    raise UnknownVersion(f"vLLM is not installed: install vllm {VLLM_VERSION}")
+    raise UnknownVersion(f"vLLM is not installed: install vllm {_any_accepted()}")
 
 
-def observe_fingerprints() -> dict[str, str]:
-    """The fingerprint of every source in HOOKS, as installed; empty for one that is gone."""
+def installed_sources() -> Read:
+    """Reads the modules of the installed vLLM.
+
+    Raises:
+        UnknownVersion: none is installed.
+    """
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
-        raise UnknownVersion(f"vLLM is not installed: install vllm {VLLM_VERSION}")
-    root = Path(spec.submodule_search_locations[0])
-    try:
-        return {target: _fingerprint(root, target) for targets in HOOKS.values() for target in targets}
-    finally:
-        _parse.cache_clear()  # syntax trees of vLLM's largest files: tens of megabytes that nobody needs again
+        raise UnknownVersion(f"vLLM is not installed: install vllm {_any_accepted()}")
+    return sources_in(Path(spec.submodule_search_locations[0]))
+
+
+def sources_in(package: Path) -> Read:
+    """Reads the modules of a vLLM whose package directory this is."""
+
+    def read(module: str) -> str | None:
+        *parents, name = module.split(".")
+        path = package.joinpath(*parents, f"{name}.py")
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+    return read
+
+
+def all_targets() -> list[str]:
+    """Every source in HOOKS."""
+    return [target for targets in HOOKS.values() for target in targets]
+
+
+def check_version(version: str) -> dict[str, str]:
+    """The recorded fingerprint of every source of an accepted version.
+
+    Raises:
+        UnknownVersion: it has no record.
+    """
+    if version not in accepted_versions():
+        raise UnknownVersion(
+            f"vLLM {version} is installed, and only {_any_accepted()} is known to keep tenants apart: install that "
+            f"({HOW_TO_RECORD})"
+        )
+    record = json.loads((RECORDS / f"{version}.json").read_text())
+    if record["vllm"] != version:
+        raise UnknownVersion(f"{version}.json is the record of vLLM {record['vllm']}: install blockwarden-engine as released")
+    return {target: hook["fingerprint"] for target, hook in record["hooks"].items()}
 
 
 def check_fingerprints(observed: Mapping[str, str], recorded: Mapping[str, str]) -> None:
@@ -112,25 +154,27 @@ def check_fingerprints(observed: Mapping[str, str], recorded: Mapping[str, str])
     """
     for target, fingerprint in observed.items():
         if not fingerprint:
-            raise ChangedHook(f"vllm.{target} is gone from the installed vLLM: install vllm {VLLM_VERSION} as released")
+            raise ChangedHook(f"vllm.{target} is gone from the installed vLLM: install vllm {_any_accepted()} as released")
         if target not in recorded:
             raise ChangedHook(f"vllm.{target} has no recorded fingerprint: run tools/record_hooks.py and review the difference")
         if recorded[target] != fingerprint:
-            raise ChangedHook(f"vllm.{target} differs from the recorded source: install vllm {VLLM_VERSION} as released")
+            raise ChangedHook(f"vllm.{target} differs from the recorded source: install vllm {_any_accepted()} as released")
 
 
 def check_engine() -> dict[str, str]:
     """The fingerprint of each required hook, all of them as recorded.
 
     Raises:
-        HookError: the installed vLLM is not the one that this plugin was written for.
+        HookError: the installed vLLM is not one that this plugin was written for.
     """
-    version, recorded = observe_version(), json.loads(RECORD.read_text())
-    if version != VLLM_VERSION or recorded["vllm"] != VLLM_VERSION:
-        raise UnknownVersion(f"vLLM {version} is installed, and only {VLLM_VERSION} is known to keep tenants apart: install that")
-    observed = observe_fingerprints()
-    check_fingerprints(observed, recorded["fingerprints"])
-    return {name: _digest("\n".join(observed[target] for target in targets)) for name, targets in HOOKS.items()}
+    recorded = check_version(observe_version())
+    observed = read_fingerprints(all_targets(), installed_sources())
+    check_fingerprints(observed, recorded)
+    return {name: digest("\n".join(observed[target] for target in targets)) for name, targets in HOOKS.items()}
+
+
+def _any_accepted() -> str:
+    return " or ".join(accepted_versions())
 
 
 @cache
@@ -197,27 +241,3 @@ def worker_base() -> type[Any]:
     from vllm.v1.worker.gpu_worker import Worker
 
     return Worker
-
-
-def _fingerprint(root: Path, target: str) -> str:
-    module, _, qualname = target.partition(":")
-    path = root.joinpath(*module.split(".")).with_suffix(".py")
-    if not path.exists():
-        return ""
-    source = path.read_text(encoding="utf-8")
-    if not qualname:
-        return _digest(source)
-    node: ast.AST | None = _parse(path)
-    for name in qualname.split("."):
-        node = next((child for child in getattr(node, "body", ()) if getattr(child, "name", None) == name), None)
-    segment = ast.get_source_segment(source, node) if node is not None else None
-    return _digest(segment) if segment else ""
-
-
-@cache
-def _parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
