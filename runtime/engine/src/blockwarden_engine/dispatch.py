@@ -5,7 +5,6 @@ One of the parts of the tenants' scheduler: mixed into it, and using its state.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from .errors import MismatchedAck, MissingAck
@@ -67,7 +66,7 @@ class TenantDispatch(_Scheduler):
         """Raises:
         ScrubError: the step's scrub is not confirmed by all ranks. The engine ends.
         """
-        self.ledger.latency.look(time.monotonic())
+        self.ledger.latency.look(self.clock())
         self._settle(getattr(scheduler_output, ATTRIBUTE), getattr(model_runner_output, ATTRIBUTE, None))
         for request_id, _ in getattr(model_runner_output, ATTRIBUTE).violations:
             if (request := self.requests.get(request_id)) is not None:

@@ -63,11 +63,8 @@ class Flow:
     running: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What one step holds of each tenant: (flow, tokens, price at which they were counted)."""
-
-    parts: tuple[tuple[Flow, int, float], ...]
+Usage = tuple[tuple[Flow, int, float], ...]
+"""What one step holds of each tenant: (flow, tokens, price at which they were counted)."""
 
 
 class Fairness:
@@ -125,14 +122,14 @@ class Fairness:
 
     def end(self) -> Usage:
         """What was granted in this step."""
-        return Usage(tuple((flow, flow.used, flow.price) for flow in self._entered if flow.used))
+        return tuple((flow, flow.used, flow.price) for flow in self._entered if flow.used)
 
     def charge(self, usage: Usage, seconds: float) -> None:
         """The step took so long: its tenants are charged that in place of what was counted before."""
-        if not (total := sum(tokens for _, tokens, _ in usage.parts)):
+        if not (total := sum(tokens for _, tokens, _ in usage)):
             return
         each = seconds / total
-        for flow, tokens, price in usage.parts:
+        for flow, tokens, price in usage:
             flow.served += tokens * (each / flow.weight - price)
         # A token of a full step: one of a step with few tokens costs many times as much, and is no guess for a prompt's.
         self._token_seconds = min(each, 1.05 * self._token_seconds or each)

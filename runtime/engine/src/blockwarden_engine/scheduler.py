@@ -55,7 +55,7 @@ class TenantScheduling(TenantShortage, TenantDispatch):
     """Mixed in front of a scheduler of vLLM.
 
     Attributes:
-        clock: seconds, by which the time of steps is told.
+        clock: seconds, by which steps, grace periods and scrubs are timed; never goes back.
     """
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
@@ -133,13 +133,13 @@ class TenantScheduling(TenantShortage, TenantDispatch):
         policy = self.policy_file.in_force
         if policy is not None and policy is not self._applied:
             self._apply_policy(policy)
-        elif self._departures.due <= time.monotonic():
+        elif self._departures.due <= self.clock():
             self._apply_policy(self._applied)
 
     def _apply_policy(self, policy: EnginePolicy) -> None:
         quotas = plan_quotas(policy, self.ledger.size)
         draining = self._departures.plan(
-            quotas, pool=self.ledger.size, grace=policy.deregistration_grace_seconds, now=time.monotonic()
+            quotas, pool=self.ledger.size, grace=policy.deregistration_grace_seconds, now=self.clock()
         )
         self._applied = policy
         self.pool.apply_quotas(quotas, draining)
@@ -214,7 +214,7 @@ class TenantScheduling(TenantShortage, TenantDispatch):
     # ---- one step --------------------------------------------------------------------------------------------------------
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        self.ledger.latency.look(time.monotonic())
+        self.ledger.latency.look(self.clock())
         self._take_policy()
         self._begin_step()
         output = super().schedule(throttle_prefills)

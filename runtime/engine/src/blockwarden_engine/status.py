@@ -16,12 +16,11 @@ from .settings import Identity
 
 def render_pool(ledger: Ledger) -> PoolBlocks:
     """All blocks by state."""
-    dirty = len(ledger.dirty)
     return PoolBlocks(
         total=ledger.size,
         clean=ledger.clean,
-        owned=ledger.size - ledger.clean - dirty - ledger.scrubbing,
-        dirty=dirty,
+        owned=ledger.in_use + ledger.cached,
+        dirty=len(ledger.dirty),
         scrubbing=ledger.scrubbing,
         cached=ledger.cached,
     )

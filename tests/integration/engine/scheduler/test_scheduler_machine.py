@@ -9,7 +9,7 @@ that every clean block is zero.
 from __future__ import annotations
 
 from collections import Counter
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -29,13 +29,13 @@ EXAMPLES = {"test": 25, "nightly": 2000}
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """One engine per example; `clock` is what the scheduler takes for the time."""
+    """One engine per example."""
 
     taken = 0
 
-    def __init__(self, make: Any, share: Any, clock: SimpleNamespace) -> None:
+    def __init__(self, make: Any, share: Any) -> None:
         super().__init__()
-        self._make, self._share, self.clock = make, share, clock
+        self._make, self._share = make, share
         self.shares = {name: share(name, 8, 16) for name in TENANTS}
         self.generations = dict.fromkeys(TENANTS, 1)
         self.rig = make(*self.shares.values(), blocks=POOL + 1, slots=6, step_tokens=64)
@@ -97,7 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 15))
     def pass_time(self, seconds: int) -> None:
-        self.clock.now += seconds
+        self.rig.now += seconds
 
     def _put(self, grace: int) -> None:
         self.rig.share(*self.shares.values(), grace=grace)
@@ -125,7 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Whatever happened, the engine comes to rest: every request ends, and every block that nobody keeps is clean."""
-        self.clock.now += 1000
+        self.rig.now += 1000
         self.rig.run(4000)
         report = self.rig.scheduler.report()
         assert not self.rig.scheduler.requests
@@ -142,12 +142,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 @pytest.fixture
 def factory(make_rig: Any, share: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes machines; no watcher runs beside them, because they poll themselves."""
-    clock = SimpleNamespace(now=0.0)
-    fake = SimpleNamespace(monotonic=lambda: clock.now)
-    for module in ("scheduler", "dispatch"):
-        monkeypatch.setattr(f"blockwarden_engine.{module}.time", fake)
     monkeypatch.setattr("blockwarden_engine.policy.PolicyWatcher.start", lambda self: None)
-    return lambda: SchedulerMachine(make_rig, share, clock)
+    return lambda: SchedulerMachine(make_rig, share)
 
 
 def test_the_scheduler_keeps_tenants_apart_in_any_order(factory: Any, world: ModuleType, capsys: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,7 +54,7 @@ def test_a_tenant_that_leaves_with_grace_finishes_and_gives_its_quota_back(make_
     assert rig.scheduler.report().pool.owned == rig.tenant("b").owned_blocks == 0
 
 
-def test_the_grace_period_ends(make_rig: Any, share: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_grace_period_ends(make_rig: Any, share: Any) -> None:
     rig = make_rig(share("a", 20), share("b", 20), blocks=64)
     leaver = rig.add(rig.mounts.token("a"), 60, tokens=200)
     stayer = rig.add(rig.mounts.token("b"), 60, tokens=40)
@@ -64,8 +63,7 @@ def test_the_grace_period_ends(make_rig: Any, share: Any, monkeypatch: pytest.Mo
     for _ in range(5):
         rig.step()
     assert leaver not in rig.finished
-    later = time.monotonic() + 31
-    monkeypatch.setattr("blockwarden_engine.scheduler.time", SimpleNamespace(monotonic=lambda: later))
+    rig.now += 31
     rig.run()
     assert rig.finished == {leaver: "error", stayer: "length"}
     assert rig.scheduler.counters["refused_tenant_deregistered"] == 1
