@@ -15,10 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import psutil
@@ -57,12 +57,9 @@ class Server:
     process: psutil.Process
     report: Callable[[], EngineReport | None]
 
-    def pin(self, core: int) -> None:
-        """Every thread of the whole process tree runs on this core from now on."""
-        for process in self._tree():
-            for thread in process.threads():
-                with contextlib.suppress(ProcessLookupError):
-                    os.sched_setaffinity(thread.id, {core})
+    def threads(self) -> list[int]:
+        """Every thread of the whole process tree."""
+        return [thread.id for process in self._tree() for thread in process.threads()]
 
     def cpu_seconds(self) -> float:
         """Processor time of the whole process tree so far, user and system."""
@@ -88,10 +85,23 @@ class Server:
         return response
 
 
+ONE_CORE = {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""The environment of an engine that has one core. Tensors lie on huge pages: with small ones, which lines of the cache a process
+got when it started changes its speed by percents."""
+
+
+def pin(threads: list[int], core: int) -> None:
+    """The threads run on this core from now on."""
+    for thread in threads:
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, {core})
+
+
 @contextlib.contextmanager
 def engine_pair(
-    model_directory: Path, arguments: list[str], shares: Any, *, asynchronous: bool = True, threads: int = 2
-) -> Iterator[tuple[Server, Server]]:
+    model_directory: Path, arguments: list[str], shares: Any, *, asynchronous: bool = True,
+    environment: Mapping[str, str] = MappingProxyType({"OMP_NUM_THREADS": "2"}), control: bool = False,
+) -> Iterator[tuple[Server, Server]]:  # fmt: skip
     """(stock, ours), both ready.
 
     Args:
@@ -99,14 +109,18 @@ def engine_pair(
         arguments: vLLM arguments for both.
         shares: tenants of the plugin's engine.
         asynchronous: schedule each step while the one before it runs, which vLLM does not do on a CPU by itself.
-        threads: OpenMP threads of each.
+        environment: variables of both.
+        control: stock vLLM in the place of ours too: what tells the two apart is wrong then.
     """
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(_made(model_directory, arguments, shares, asynchronous))
-        ours.environment["OMP_NUM_THREADS"] = str(threads)
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        stock = stack.enter_context(_stock(model_directory, arguments, scratch, ours.environment))
-        yield stock, _started(ours)
+        ours.environment |= environment
+
+        def stock() -> Server:
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            return stack.enter_context(_stock(model_directory, arguments, scratch, ours.environment))
+
+        yield stock(), stock() if control else _started(ours)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A bench's goal as a test: a quiet tenant beside a flood. What the plugin costs takes too long to tell: `make bench`."""
+"""The benches' goals as tests: a quiet tenant beside a flood, and what the plugin costs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ import pytest
 
 HERE = Path(__file__).parent
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture
+def engine_pair(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return _load("engine_pair", monkeypatch)
 
 
 @pytest.fixture
@@ -54,8 +59,8 @@ def _load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return sys.modules[name]
 
 
-def test_a_flood_does_not_hold_up_a_quiet_tenant(neighbour: ModuleType) -> None:
-    ours = neighbour.measure(40, sys.modules["engine_pair"].our_engine)["ours"]
+def test_a_flood_does_not_hold_up_a_quiet_tenant(neighbour: ModuleType, engine_pair: ModuleType) -> None:
+    ours = neighbour.measure(40, engine_pair.our_engine)["ours"]
     print(neighbour.show("ours", ours))
     assert len(ours.crowded) >= 30
     assert ours.ratio <= neighbour.GOAL
@@ -65,6 +70,13 @@ def test_a_flood_that_falters_fails_the_bench(neighbour: ModuleType) -> None:
     for broken in (Falters(refuses=True), Falters(running=8, waiting=0), Falters(running=2, owned=10)):
         with pytest.raises(neighbour.FloodFaltered), neighbour.flooded(broken, neighbour.Measured()):
             pytest.fail("measured beside a flood that is none")
+
+
+def test_the_plugin_costs_less_than_its_bound(cost: ModuleType) -> None:
+    result = cost.measure(minutes=12)
+    print(cost.show("processor time", result.cpu), cost.show("wall time", result.wall), result.ended)
+    assert cost.judge(result.cpu) == "pass"
+    assert result.decided_differences == 0
 
 
 def test_an_interval_narrows_with_pairs_and_a_cost_would_show(cost: ModuleType) -> None:

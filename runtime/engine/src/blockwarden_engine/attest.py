@@ -24,7 +24,9 @@ from .installed import HOOKS
 from .refusals import add_refusals
 from .settings import Identity, observe_identity
 
-HEARTBEAT_SECONDS: Final = 1.0
+FIRST_SECONDS: Final = 1.0
+HEARTBEAT_SECONDS: Final = 10.0
+"""Every question takes time from the engine core's steps, and ALIVE_SECONDS bears a dozen of these."""
 ANSWER_SECONDS: Final = 2.0
 """How long one question waits for an answer before the last one stands in."""
 ALIVE_SECONDS: Final = 120.0
@@ -59,11 +61,11 @@ class Attester:
         return self._answered is not None and self._clock() - self._answered < ALIVE_SECONDS
 
     async def heartbeat(self) -> None:
-        """Asks for ever."""
+        """Asks for ever, more often until the core has answered once."""
         while True:
             with contextlib.suppress(PluginMissing):
                 await self.report()
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await asyncio.sleep(FIRST_SECONDS if self.last is None else HEARTBEAT_SECONDS)
 
     async def report(self) -> EngineReport:
         """The engine's report, or the last one if the core is busy.
