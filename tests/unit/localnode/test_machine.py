@@ -8,7 +8,8 @@ import pytest
 
 from localnode import baseimage, buildconfig, cgroups, node, packages
 from localnode.errors import HostUnfit, TargetUnclear
-from localnode.target import KindTarget, RegistryTarget, resolve
+from localnode.node import Node
+from localnode.target import KindTarget, RegistryTarget, local_node, resolve
 
 MOUNTINFO = """\
 25 30 0:23 / /sys/fs/cgroup ro,nosuid shared:9 - tmpfs tmpfs ro,mode=755
@@ -151,3 +152,12 @@ def test_a_foreign_kubeconfig_needs_a_way_for_images() -> None:
         resolve(environment={"KUBECONFIG": "/k"})
     assert resolve(environment={"KUBECONFIG": "/k", "IMAGE_REGISTRY": "r.example/x"}) == RegistryTarget(Path("/k"), "r.example/x")
     assert resolve(environment={"KUBECONFIG": "/k", "KIND_CLUSTER": "c"}) == KindTarget(Path("/k"), "c")
+
+
+def test_the_local_node_is_meant_by_no_kubeconfig_and_by_its_own() -> None:
+    own = Node("bw-demo").kubeconfig
+    for environment in ({}, {"KUBECONFIG": ""}, {"KUBECONFIG": str(own)}):
+        node = local_node("bw-demo", environment)
+        assert node is not None
+        assert node.kubeconfig == own
+    assert local_node("bw-other", {"KUBECONFIG": str(own)}) is None

@@ -5,7 +5,7 @@
 | KUBECONFIG, KIND_CLUSTER | the kind cluster | `kind load image-archive` |
 | KUBECONFIG, IMAGE_REGISTRY | that cluster | pushed to the registry, named by it |
 | KUBECONFIG alone | refused: nobody knows how images get there | |
-| none of them | the local node, started | imported into its containerd |
+| none of them, or KUBECONFIG of the local node | the local node, started | imported into its containerd |
 """
 
 import os
@@ -80,13 +80,18 @@ class RegistryTarget:
         return name
 
 
+def local_node(name: str, environment: Mapping[str, str] = os.environ) -> Node | None:
+    """The local node, if the environment means that: by no kubeconfig or by its own, which whoever used it has exported."""
+    node, kubeconfig = Node(name), environment.get("KUBECONFIG")
+    return node if not kubeconfig or Path(kubeconfig) == node.kubeconfig else None
+
+
 def resolve(name: str = "bw", environment: Mapping[str, str] = os.environ, owner: int | None = None) -> Target:
     """The target the environment means; the local node is started when it is that."""
-    kubeconfig = environment.get("KUBECONFIG")
-    if not kubeconfig:
-        node = Node(name)
+    if node := local_node(name, environment):
         node.up(owner=owner)
         return LocalTarget(node)
+    kubeconfig = environment["KUBECONFIG"]
     if environment.get("KIND_CLUSTER"):
         return KindTarget(Path(kubeconfig), environment["KIND_CLUSTER"])
     if environment.get("IMAGE_REGISTRY"):

@@ -6,7 +6,6 @@ python -m stack.demo down    removes every trace
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 from collections.abc import Callable
@@ -15,9 +14,8 @@ from typing import Final
 
 from localnode import paths
 from localnode.errors import LocalNodeError
-from localnode.node import Node
 from localnode.processes import Process
-from localnode.target import Target, resolve
+from localnode.target import Target, local_node, resolve
 from stack import control, deploy, forward, images
 from stack.client import Client
 from stack.isolation import Expected, Row, render_table
@@ -131,8 +129,8 @@ def up(node: str = NODE, port: int = PORT) -> tuple[Target, deploy.Deployed, str
 def down(node: str = NODE) -> None:
     """Every trace of the demo: on the local node the node itself, on another cluster what was installed."""
     _stop_forward()
-    if not os.environ.get("KUBECONFIG"):
-        Node(node).down()
+    if local := local_node(node):
+        local.down()
         return
     deploy.remove(deploy.cluster_of(resolve(node)))
 
