@@ -154,10 +154,9 @@ def test_a_foreign_kubeconfig_needs_a_way_for_images() -> None:
     assert resolve(environment={"KUBECONFIG": "/k", "KIND_CLUSTER": "c"}) == KindTarget(Path("/k"), "c")
 
 
-def test_the_local_node_is_meant_by_no_kubeconfig_and_by_its_own() -> None:
-    own = Node("bw-demo").kubeconfig
-    for environment in ({}, {"KUBECONFIG": ""}, {"KUBECONFIG": str(own)}):
-        node = local_node("bw-demo", environment)
+def test_the_local_node_is_meant_by_no_kubeconfig_and_by_a_local_nodes() -> None:
+    for environment in ({}, {"KUBECONFIG": ""}, {"KUBECONFIG": str(Node("bw-demo").kubeconfig)}):
+        node = local_node("bw-other", environment)
         assert node is not None
-        assert node.kubeconfig == own
-    assert local_node("bw-other", {"KUBECONFIG": str(own)}) is None
+        assert node.name == "bw-other"
+    assert local_node("bw-other", {"KUBECONFIG": "/root/.kube/config"}) is None

@@ -31,11 +31,16 @@ def made(path: Path) -> Path:
     return path
 
 
+def nodes() -> Path:
+    """Where the state of every local node is."""
+    return cache() / "nodes"
+
+
 def node_state(name: str) -> Path:
     """The state directory of a node: a name is part of paths, of a hostname and of a cgroup, so its form is checked."""
     if NAME.fullmatch(name) is None:
         raise LocalNodeError(f"node name {name!r} is not a DNS label of at most 32 characters: choose one like bw-demo")
-    return cache() / "nodes" / name
+    return nodes() / name
 
 
 @contextlib.contextmanager
@@ -49,5 +54,5 @@ def only_one(name: str) -> Iterator[None]:
 
 def node_names() -> list[str]:
     """Names with a state directory, running or left over from a crash."""
-    parent = cache() / "nodes"
+    parent = nodes()
     return sorted(entry.name for entry in parent.iterdir() if entry.is_dir()) if parent.is_dir() else []

@@ -5,7 +5,7 @@
 | KUBECONFIG, KIND_CLUSTER | the kind cluster | `kind load image-archive` |
 | KUBECONFIG, IMAGE_REGISTRY | that cluster | pushed to the registry, named by it |
 | KUBECONFIG alone | refused: nobody knows how images get there | |
-| none of them, or KUBECONFIG of the local node | the local node, started | imported into its containerd |
+| none of them, or KUBECONFIG of a local node | the local node, started | imported into its containerd |
 """
 
 import os
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from localnode import binaries
+from localnode import binaries, paths
 from localnode.buildah import Buildah
 from localnode.commands import run
 from localnode.errors import TargetUnclear
@@ -81,9 +81,9 @@ class RegistryTarget:
 
 
 def local_node(name: str, environment: Mapping[str, str] = os.environ) -> Node | None:
-    """The local node, if the environment means that: by no kubeconfig or by its own, which whoever used it has exported."""
-    node, kubeconfig = Node(name), environment.get("KUBECONFIG")
-    return node if not kubeconfig or Path(kubeconfig) == node.kubeconfig else None
+    """The local node, if the environment means one: by no kubeconfig or by a local node's, as whoever used one has exported."""
+    kubeconfig = environment.get("KUBECONFIG")
+    return Node(name) if not kubeconfig or Path(kubeconfig).is_relative_to(paths.nodes()) else None
 
 
 def resolve(name: str = "bw", environment: Mapping[str, str] = os.environ, owner: int | None = None) -> Target:
