@@ -1,7 +1,7 @@
 """Two engines side by side for the benches: stock vLLM and the same with the plugin, same model, arguments and scheduler.
 
-Both run at once, so whatever else the machine does meets both alike. What is measured is the whole tree of an
-engine's processes, HTTP server included; the plugin's engine pays for its mutual TLS as well.
+Both run at once, so what slows the whole machine meets both alike; what slows one core does not (see cost.py). What is measured
+is the whole tree of an engine's processes, HTTP server included; the plugin's engine pays for its mutual TLS as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -86,8 +86,8 @@ class Server:
 
 
 ONE_CORE = {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""The environment of an engine that has one core. Tensors lie on huge pages: with small ones, which lines of the cache a process
-got when it started changes its speed by percents."""
+"""The environment of an engine that has one core. Tensors lie on huge pages where the kernel allows it: with small ones, which
+lines of the cache a process got when it started changes its speed by percents."""
 
 
 def pin(threads: list[int], core: int) -> None:
@@ -100,7 +100,7 @@ def pin(threads: list[int], core: int) -> None:
 @contextlib.contextmanager
 def engine_pair(
     model_directory: Path, arguments: list[str], shares: Any, *, asynchronous: bool = True,
-    environment: Mapping[str, str] = MappingProxyType({"OMP_NUM_THREADS": "2"}), control: bool = False,
+    environment: Mapping[str, str] | None = None, ours_first: bool = False, control: bool = False,
 ) -> Iterator[tuple[Server, Server]]:  # fmt: skip
     """(stock, ours), both ready.
 
@@ -109,18 +109,21 @@ def engine_pair(
         arguments: vLLM arguments for both.
         shares: tenants of the plugin's engine.
         asynchronous: schedule each step while the one before it runs, which vLLM does not do on a CPU by itself.
-        environment: variables of both.
+        environment: variables of both, over the harness's.
+        ours_first: the order in which they start; they are yielded in the same one.
         control: stock vLLM in the place of ours too: what tells the two apart is wrong then.
     """
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(_made(model_directory, arguments, shares, asynchronous))
-        ours.environment |= environment
+        ours.environment |= environment or {}
 
         def stock() -> Server:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             return stack.enter_context(_stock(model_directory, arguments, scratch, ours.environment))
 
-        yield stock(), stock() if control else _started(ours)
+        makers = [stock, stock if control else lambda: _started(ours)]
+        started = {at: makers[at]() for at in ((1, 0) if ours_first else (0, 1))}
+        yield started[0], started[1]
 
 
 @contextlib.contextmanager

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
 import sys
 import threading
+import time
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -75,11 +79,11 @@ def test_a_flood_that_falters_fails_the_bench(neighbour: ModuleType) -> None:
 def test_the_plugin_costs_less_than_its_bound(cost: ModuleType) -> None:
     result = cost.measure(minutes=12)
     print(cost.show("processor time", result.cpu), cost.show("wall time", result.wall), result.ended)
-    assert cost.judge(result.cpu) == "pass"
+    assert cost.judge(result.cpu) == "pass", result.ended
     assert result.decided_differences == 0
 
 
-def test_an_interval_narrows_with_pairs_and_a_cost_would_show(cost: ModuleType) -> None:
+def test_an_interval_narrows_with_turns_and_a_cost_would_show(cost: ModuleType) -> None:
     steady = [0.05 + 0.001 * (-1) ** at for at in range(20)]
     mean, half = cost.interval(steady)
     assert mean == pytest.approx(0.05)
@@ -88,3 +92,29 @@ def test_an_interval_narrows_with_pairs_and_a_cost_would_show(cost: ModuleType) 
     assert cost.judge([log - 0.05 for log in steady]) == "pass"
     assert cost.judge([0.3, -0.3, 0.1]).startswith("undecided")
     assert cost.interval([0.0])[1] == math.inf
+
+
+def test_an_interval_knows_that_a_start_is_a_matter_of_luck(cost: ModuleType) -> None:
+    starts = [0.0, 0.03, -0.03, 0.0]
+    turns = [start + 0.001 * (-1) ** at for start in starts for at in range(cost.TURNS)]
+    assert cost.interval(turns)[1] == pytest.approx(3.18 * statistics.stdev(starts) / 2)
+    assert not cost.Measured(wall=turns, cpu=turns).narrow
+
+
+def test_where_answers_part_the_reference_says_how_close_it_was(cost: ModuleType) -> None:
+    reference = {"token_ids": [5, 6, 7], "logprobs": {"top_logprobs": [{"a": -0.1, "b": -3.0}] * 3}}
+    assert cost.first_difference(reference, {"token_ids": [5, 6, 7]}) is None
+    assert cost.first_difference(reference, {"token_ids": [5, 9, 7]}) == pytest.approx(2.9)
+
+
+def test_two_servers_are_never_left_on_one_core(cost: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[tuple[str, int]] = []
+    monkeypatch.setattr(cost, "pin", lambda threads, core: places.append((threads, core)))
+    monkeypatch.setattr(cost, "SWAP_SECONDS", 0.001)
+    servers = [SimpleNamespace(threads=lambda: "stock"), SimpleNamespace(threads=lambda: "ours")]
+    with cost.swapping(servers, random.Random(1)):
+        while len(places) < 20:
+            time.sleep(0.001)
+    rounds = [dict(places[at : at + 2]) for at in range(0, len(places), 2)]
+    assert all(len(set(place.values())) == 2 and place.keys() == {"stock", "ours"} for place in rounds)
+    assert all(before != after for before, after in pairwise(rounds))

@@ -11,7 +11,7 @@ import pytest
 
 from blockwarden_core.report import EngineReport, PoolBlocks
 from blockwarden_engine import attest
-from blockwarden_engine.attest import ALIVE_SECONDS, Attester
+from blockwarden_engine.attest import ALIVE_SECONDS, ANSWER_SECONDS, HEARTBEAT_SECONDS, Attester
 from blockwarden_engine.errors import PluginMissing
 from blockwarden_engine.refusals import Refusals
 from blockwarden_engine.settings import Identity
@@ -102,6 +102,21 @@ async def test_a_dead_core_shows_in_livez(parts: Any) -> None:
     clock.now = ALIVE_SECONDS + 1
     await made.report()
     assert not made.alive()
+
+
+async def test_the_heartbeat_goes_on_over_a_core_that_fails_for_a_while(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, core, clock, _ = parts
+    assert 3 * (HEARTBEAT_SECONDS + ANSWER_SECONDS) < ALIVE_SECONDS, "a few lost questions are no death"
+    monkeypatch.setattr(attest, "HEARTBEAT_SECONDS", 0.001)
+    core.broken = True
+    beating = asyncio.create_task(made.heartbeat())
+    while core.calls < 3:
+        await asyncio.sleep(0.001)
+    assert not made.alive()
+    core.broken, clock.now = False, 5.0
+    while not made.alive():
+        await asyncio.sleep(0.001)
+    beating.cancel()
 
 
 async def test_before_the_first_answer_there_is_no_report(parts: Any) -> None:

@@ -160,3 +160,8 @@ def test_the_local_node_is_meant_by_no_kubeconfig_and_by_a_local_nodes() -> None
         assert node is not None
         assert node.name == "bw-other"
     assert local_node("bw-other", {"KUBECONFIG": "/root/.kube/config"}) is None
+
+
+@pytest.mark.parametrize("more", [{"IMAGE_REGISTRY": "r.example/x"}, {"KIND_CLUSTER": "c"}])
+def test_a_local_nodes_kubeconfig_with_a_way_for_images_is_taken_as_given(more: dict[str, str]) -> None:
+    assert local_node("bw-other", {"KUBECONFIG": str(Node("bw-demo").kubeconfig)} | more) is None

@@ -24,7 +24,6 @@ from .installed import HOOKS
 from .refusals import add_refusals
 from .settings import Identity, observe_identity
 
-FIRST_SECONDS: Final = 1.0
 HEARTBEAT_SECONDS: Final = 10.0
 """Every question takes time from the engine core's steps, and ALIVE_SECONDS bears a dozen of these."""
 ANSWER_SECONDS: Final = 2.0
@@ -61,11 +60,11 @@ class Attester:
         return self._answered is not None and self._clock() - self._answered < ALIVE_SECONDS
 
     async def heartbeat(self) -> None:
-        """Asks for ever, more often until the core has answered once."""
+        """Asks for ever."""
         while True:
             with contextlib.suppress(PluginMissing):
                 await self.report()
-            await asyncio.sleep(FIRST_SECONDS if self.last is None else HEARTBEAT_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def report(self) -> EngineReport:
         """The engine's report, or the last one if the core is busy.

@@ -4,8 +4,8 @@
 | --- | --- | --- |
 | KUBECONFIG, KIND_CLUSTER | the kind cluster | `kind load image-archive` |
 | KUBECONFIG, IMAGE_REGISTRY | that cluster | pushed to the registry, named by it |
-| KUBECONFIG alone | refused: nobody knows how images get there | |
-| none of them, or KUBECONFIG of a local node | the local node, started | imported into its containerd |
+| KUBECONFIG alone, of another cluster | refused: nobody knows how images get there | |
+| none of them, or KUBECONFIG alone, of any local node | the local node asked for, started | imported into its containerd |
 """
 
 import os
@@ -81,8 +81,11 @@ class RegistryTarget:
 
 
 def local_node(name: str, environment: Mapping[str, str] = os.environ) -> Node | None:
-    """The local node, if the environment means one: by no kubeconfig or by a local node's, as whoever used one has exported."""
+    """The local node of that name, if the environment means it: by no kubeconfig, or by that of any local node and nothing else,
+    as whoever used one has exported."""
     kubeconfig = environment.get("KUBECONFIG")
+    if kubeconfig and (environment.get("KIND_CLUSTER") or environment.get("IMAGE_REGISTRY")):
+        return None
     return Node(name) if not kubeconfig or Path(kubeconfig).is_relative_to(paths.nodes()) else None
 
 
