@@ -77,9 +77,9 @@ def test_a_flood_that_falters_fails_the_bench(neighbour: ModuleType) -> None:
 
 
 def test_the_plugin_costs_less_than_its_bound(cost: ModuleType) -> None:
-    result = cost.measure(minutes=12)
-    print(cost.show("processor time", result.cpu), cost.show("wall time", result.wall), result.ended)
-    assert cost.judge(result.cpu) == "pass", result.ended
+    result = cost.measure(minutes=0)  # as many starts as there must be; what other starts would tell, `make bench` goes on to ask
+    print(cost.show("processor time", result.cpu), cost.show("wall time", result.wall))
+    assert cost.judge(*cost.over_turns(result.cpu)) == "pass"
     assert result.decided_differences == 0
 
 
@@ -88,9 +88,9 @@ def test_an_interval_narrows_with_turns_and_a_cost_would_show(cost: ModuleType) 
     mean, half = cost.interval(steady)
     assert mean == pytest.approx(0.05)
     assert half < cost.GOAL
-    assert cost.judge(steady) == "fail"
-    assert cost.judge([log - 0.05 for log in steady]) == "pass"
-    assert cost.judge([0.3, -0.3, 0.1]).startswith("undecided")
+    assert cost.judge(mean, half) == "fail"
+    assert cost.judge(mean - 0.05, half) == "pass"
+    assert cost.judge(0.02, 0.02).startswith("undecided")
     assert cost.interval([0.0])[1] == math.inf
 
 
@@ -98,6 +98,7 @@ def test_an_interval_knows_that_a_start_is_a_matter_of_luck(cost: ModuleType) ->
     starts = [0.0, 0.03, -0.03, 0.0]
     turns = [start + 0.001 * (-1) ** at for start in starts for at in range(cost.TURNS)]
     assert cost.interval(turns)[1] == pytest.approx(3.18 * statistics.stdev(starts) / 2)
+    assert cost.over_turns(turns)[1] < cost.interval(turns)[1]
     assert not cost.Measured(wall=turns, cpu=turns).narrow
 
 
