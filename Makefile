@@ -40,8 +40,9 @@ format: sync ## formats the code and sorts imports
 	$(RUN) ruff format .
 	$(RUN) ruff check --fix .
 
-generate: sync ## crds/, the CRD chart and the field reference from the API models
+generate: sync ## crds/, the CRD chart, the field reference and the refusal table from the code
 	$(RUN) python -m blockwarden_operator.crd --write
+	$(RUN) python -m blockwarden_engine.refusal_table > docs/reference-refusals.md
 
 golden: sync ## rewrites the golden files after an intended change of rendered manifests
 	UPDATE_GOLDEN=1 $(RUN) python tools/run_tests.py golden

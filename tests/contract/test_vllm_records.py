@@ -33,8 +33,11 @@ OVERRIDES = [
     ("plugin", "_admitting_core", "v1.engine.core:EngineCore.preprocess_add_request", ""),
     ("plugin", "_admitting_input", "v1.engine.input_processor:InputProcessor.process_inputs", ""),
     ("plugin", "_checked_core", "v1.engine.core:EngineCoreProc._make_ready_response", ""),
+    ("plugin", "_checked_config", "engine.arg_utils:EngineArgs.create_engine_config", ""),
+    ("grammars", "ScopedGrammars", "v1.structured_output.__init__:StructuredOutputManager", ""),
+    ("dump", "dump_engine_exception", "logging_utils.dump_input:dump_engine_exception", ""),
 ]
-"""(module of the plugin, class or wrapper in it, recorded source, prefix of its members that the class overrides)."""
+"""(module of the plugin, class, wrapper or function in it, recorded source, prefix of its members that the class overrides)."""
 
 
 def load(directory: Path, version: str) -> dict[str, Any]:
@@ -50,7 +53,7 @@ def arguments(header: str) -> ast.arguments:
 def own_functions(module: str, name: str) -> dict[str, ast.arguments]:
     tree = ast.parse((PLUGIN / f"{module}.py").read_text())
     node: Any = next(node for node in tree.body if getattr(node, "name", None) == name)
-    return {child.name: child.args for child in node.body if isinstance(child, ast.FunctionDef)}
+    return {child.name: child.args for child in (node, *node.body) if isinstance(child, ast.FunctionDef)}
 
 
 def refused_calls(own: ast.arguments, theirs: ast.arguments) -> list[str]:

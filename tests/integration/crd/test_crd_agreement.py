@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from blockwarden_core import engine_args
+from blockwarden_core import engine_args, unsafe
 from blockwarden_core.identity import Scope
 from blockwarden_operator.api import TenantPolicySpec
 from blockwarden_operator.checks import CheckInput, check_spec
@@ -22,7 +22,7 @@ Manifest = dict[str, Any]
 OPTIONS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 JUNK = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=8)
-FLAGS = st.sampled_from([*engine_args.EXTRA_ARGS, *engine_args.REFUSED_ARGS, *engine_args.FIELD_ARGS]) | JUNK
+FLAGS = st.sampled_from([*engine_args.EXTRA_ARGS, *unsafe.FLAGS, *engine_args.FIELD_ARGS]) | JUNK
 VALUES = (
     st.sampled_from(["", "1", "0.5", "auto", "fp8", "2k", "-1", "safetensors", "VERSION", "PASSIVE", "eth0", "nobind", "UTC"])
     | JUNK

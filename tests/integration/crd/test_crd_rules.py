@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from blockwarden_core import engine_args
+from blockwarden_core import engine_args, unsafe
 from blockwarden_operator.crd import render_crd
 
 pytestmark = pytest.mark.integration
@@ -282,7 +282,7 @@ def test_accepts(server: Serves, minimal: Manifest, sentence: str) -> None:
     assert created["metadata"]["uid"]
 
 
-@pytest.mark.parametrize("name", engine_args.REFUSED_ARGS)
+@pytest.mark.parametrize("name", unsafe.FLAGS)
 def test_refuses_every_forbidden_argument(server: Serves, refused: Any, minimal: Manifest, name: str) -> None:
     for spelling in (f"--{name}", f"--{name}=1"):
         with pytest.raises(refused, match=rf"is not one that keeps isolation \(the first is --{name}\): remove it"):

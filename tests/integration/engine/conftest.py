@@ -52,7 +52,24 @@ ARGUMENTS = (
 
 
 IDLE_SCRUBBER = "from blockwarden_engine.scrubber import BlockScrubber; BlockScrubber._zero = lambda self, ids: None"
-KINDS = ("engine", "sync_engine", "twin_engine", "engines")
+MEDIA_LET_IN = """
+import blockwarden_engine.frontend as frontend, blockwarden_engine.plugin as plugin, blockwarden_engine.scheduler as scheduler
+from vllm.engine.arg_utils import EngineArgs
+from vllm.logging_utils.dump_input import dump_engine_exception
+from vllm.v1.engine import core
+frontend.check_body = lambda body, declared: None
+plugin.check_supported = scheduler.check_supported = lambda config: None
+plugin.check_core = lambda core: None
+plugin._admit = lambda request: plugin.process_admission().admit(request.cache_salt)
+core.dump_engine_exception = dump_engine_exception
+made = EngineArgs.create_engine_config
+def create_engine_config(self, *args, **kwargs):
+    self.language_model_only, self.mm_processor_cache_gb = False, 4
+    return made(self, *args, **kwargs)
+EngineArgs.create_engine_config = create_engine_config
+"""
+"""Every refusal of media taken out, vLLM's caches of it and its dump of a failed step as they come; tokens and salts stay."""
+KINDS = ("engine", "sync_engine", "twin_engine", "vision_engine", "media_engine", "engines")
 """Fixtures that start engines, in the order in which their tests run: each kind is started once."""
 
 
@@ -317,11 +334,16 @@ def tenant(name: str, guaranteed: int | str = "30%", limit: int | str = "30%", *
     return TenantShare(name=name, guaranteed=guaranteed, limit=limit, **{"generation": 1, "floor": 1} | fields)
 
 
+def make_model(name: str) -> Path:
+    """The directory of a model, made if need be."""
+    made = subprocess.run([sys.executable, ROOT / "tools/models.py", name], check=True, stdout=subprocess.PIPE, text=True)
+    return Path(made.stdout.strip().splitlines()[-1])
+
+
 @pytest.fixture(scope="session")
 def tiny_model() -> Path:
     """The tiny random Llama."""
-    made = subprocess.run([sys.executable, ROOT / "tools/models.py", "tiny"], check=True, stdout=subprocess.PIPE, text=True)
-    return Path(made.stdout.strip().splitlines()[-1])
+    return make_model("tiny")
 
 
 def default_shares() -> tuple[TenantShare, ...]:
@@ -339,14 +361,16 @@ class Engines:
         self._engine: Engine | None = None
 
     def get(self, kind: str, *, verify: str = "Sampled", **made: Any) -> Engine:
-        """A running engine of this kind."""
-        if self._engine is None or self._kind != kind:
+        """A running engine of this kind; a new one where a test has ended the last."""
+        if self._engine is None or self._kind != kind or self._engine.wait_ended(0) is not None:
             self.stop()
             engine = self.make(arguments=(*ARGUMENTS, f"--kv-scrub-verify={verify}"), **made)
             self._kind, self._engine = kind, engine.start()
         return self._engine
 
-    def make(self, *, asynchronous: bool = True, twin: str = "", arguments: Sequence[str] = ARGUMENTS) -> Engine:
+    def make(
+        self, *, asynchronous: bool = True, twin: str = "", arguments: Sequence[str] = ARGUMENTS, model: Path | None = None
+    ) -> Engine:
         """An engine that is not started yet, and stopped with the next one."""
         self.stop()
         lock = self._stack.enter_context(LOCK.open("a"))
@@ -354,7 +378,7 @@ class Engines:
         scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         deployment = Deployment(scratch / "mounted").write()
         deployment.share(*default_shares())
-        engine = Engine(deployment, self._model, scratch, asynchronous=asynchronous, twin=twin, arguments=arguments)
+        engine = Engine(deployment, model or self._model, scratch, asynchronous=asynchronous, twin=twin, arguments=arguments)
         self._stack.callback(engine.stop)
         return engine
 
@@ -378,6 +402,14 @@ def vllm_imported() -> None:
         warnings.simplefilter("ignore")
         import blockwarden_engine.scheduler
         import blockwarden_engine.worker  # noqa: F401 - imported for its effect
+
+
+@pytest.fixture(scope="session")
+def mounted_files(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    """Mounted files that no test changes, without an engine."""
+    made = Deployment(tmp_path_factory.mktemp("files") / "mounted").write()
+    made.share(*default_shares())
+    return made
 
 
 @pytest.fixture
@@ -404,6 +436,18 @@ def sync_engine(engines: Engines) -> Engine:
 def twin_engine(engines: Engines) -> Engine:
     """A broken twin: its scrubber acknowledges and zeroes nothing."""
     return engines.get("twin", twin=IDLE_SCRUBBER, verify="Off")
+
+
+@pytest.fixture
+def vision_engine(engines: Engines) -> Engine:
+    """An engine whose model could see images."""
+    return engines.get("vision", model=make_model("vision"))
+
+
+@pytest.fixture
+def media_engine(engines: Engines) -> Engine:
+    """A broken twin of `vision_engine`: it takes media."""
+    return engines.get("media", model=make_model("vision"), twin=MEDIA_LET_IN)
 
 
 @pytest.fixture

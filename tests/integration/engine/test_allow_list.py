@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from blockwarden_core import engine_args
+from blockwarden_core import engine_args, unsafe
 from blockwarden_core.kv_transfer import Connector, KvTransfer, render_kv_transfer
 
 ASK = """
@@ -31,7 +31,7 @@ options = {option: action.dest for action in parser._actions for option in actio
 answer = {"options": options, "read": [read(case) for case in cases], "connectors": list(KVConnectorFactory._registry)}
 print("ANSWER" + json.dumps(answer))
 """
-NAMES = [*engine_args.EXTRA_ARGS, *engine_args.FIELD_ARGS, *engine_args.REFUSED_ARGS]
+NAMES = [*engine_args.EXTRA_ARGS, *engine_args.FIELD_ARGS, *unsafe.FLAGS]
 SAMPLES = {
     engine_args.COUNT: ("7",),
     engine_args.NUMBER: ("2", "0.5"),
@@ -49,7 +49,7 @@ VALUES = [
     for value in SAMPLES.get(pattern, pattern.split("|"))
 ]
 LINES = {connector: f"--kv-transfer-config={render_kv_transfer(KvTransfer(connector=connector))}" for connector in Connector}
-EVENTS = f"--kv-events-config={engine_args.KV_EVENTS_CONFIG}"
+EVENTS = f"--kv-events-config={unsafe.KV_EVENTS_CONFIG}"
 OTHER_SPELLINGS = (("--max_num_seqs=7",), ("--max-num-seqs", "7"), ("--max-num-se=7",))
 
 
@@ -86,6 +86,11 @@ def test_vllm_reads_the_one_kv_event_configuration(vllm: dict[str, Any]) -> None
 def test_vllm_reads_every_rendered_connector(vllm: dict[str, Any], connector: Connector) -> None:
     assert f"kv_connector='{connector}Connector'" in vllm["read"][LINES[connector]]["kv_transfer_config"]
     assert (f"{connector}Connector" in vllm["connectors"]) is (connector is not Connector.FUSIONX)
+
+
+def test_every_connector_of_vllms_is_in_the_lists(vllm: dict[str, Any]) -> None:
+    known = {f"{connector}Connector" for connector in Connector if connector is not Connector.FUSIONX}
+    assert set(vllm["connectors"]) == known | unsafe.CONNECTORS.keys()
 
 
 @pytest.mark.parametrize("spelling", OTHER_SPELLINGS)

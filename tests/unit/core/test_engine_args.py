@@ -5,6 +5,7 @@ import re
 import pytest
 
 from blockwarden_core import engine_args as ea
+from blockwarden_core import unsafe
 from blockwarden_core.kv_transfer import Connector, KvTransfer, kv_transfer_refusal, render_kv_transfer
 
 FUSIONX_LINE = (
@@ -26,6 +27,8 @@ def test_arguments_that_keep_isolation_are_allowed(args: list[str]) -> None:
     [
         (["--enable-log-requests"], "--enable-log-requests is refused (it writes tenants' prompts to the log): remove it"),
         (["--dtype=float32"], "--dtype has a field of its own: set spec.engine.dtype instead"),
+        (["--kv-events-config={}"], "--kv-events-config has a field of its own: set spec.engine.kvEvents instead"),
+        (["--uds=/x"], "--uds is refused (blockwarden binds the engine itself): remove it"),
         (["--flag-of-tomorrow=1"], "--flag-of-tomorrow is not an engine argument that blockwarden lets through: remove it"),
         (["--max-num-seqs"], "--max-num-seqs needs a value: write --max-num-seqs=<value>"),
         (["--enforce-eager=true"], "--enforce-eager is a switch: write it without a value"),
@@ -60,7 +63,7 @@ def test_every_other_spelling_that_vllm_reads_is_refused(args: list[str]) -> Non
 
 
 def test_no_refused_flag_is_allowed_anywhere() -> None:
-    assert not set(ea.REFUSED_ARGS) & (set(ea.EXTRA_ARGS) | set(ea.FIELD_ARGS))
+    assert not set(unsafe.FLAGS) & (set(ea.EXTRA_ARGS) | set(ea.FIELD_ARGS))
     assert not set(ea.EXTRA_ARGS) & set(ea.FIELD_ARGS)
 
 
@@ -75,7 +78,7 @@ def test_the_launcher_takes_what_the_operator_renders() -> None:
         ea.launch_refusal([
             "--model=/models/m", "--served-model-name=llama-3.1-8b", "--tensor-parallel-size=2", "--max-model-len=4096",
             "--dtype=float32", "--gpu-memory-utilization=0.9", "--block-size=32", "--num-gpu-blocks-override=64",
-            f"--kv-transfer-config={transfer}", f"--kv-events-config={ea.KV_EVENTS_CONFIG}", "--max-num-seqs=8",
+            f"--kv-transfer-config={transfer}", f"--kv-events-config={unsafe.KV_EVENTS_CONFIG}", "--max-num-seqs=8",
         ])
         is None
     )  # fmt: skip

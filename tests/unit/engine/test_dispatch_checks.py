@@ -117,12 +117,13 @@ def test_the_aggregator_goes_around_a_connectors_own() -> None:
 
 def config(**changes: Any) -> Any:
     parallel = {"pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
-    model = {"is_encoder_decoder": False, "is_diffusion": False}
+    model = {"is_encoder_decoder": False, "is_diffusion": False, "multimodal_config": None}
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**{name: changes.get(name, value) for name, value in parallel.items()}),
         model_config=SimpleNamespace(**{name: changes.get(name, value) for name, value in model.items()}),
         scheduler_config=SimpleNamespace(policy=changes.get("policy", "fcfs")),
         kv_transfer_config=changes.get("kv_transfer_config"),
+        ec_transfer_config=changes.get("ec_transfer_config"),
     )
 
 
@@ -131,11 +132,13 @@ def config(**changes: Any) -> Any:
     [
         {"policy": "priority"}, {"pipeline_parallel_size": 2}, {"decode_context_parallel_size": 2},
         {"prefill_context_parallel_size": 2}, {"is_encoder_decoder": True}, {"is_diffusion": True},
-        {"kv_transfer_config": object()},
+        {"kv_transfer_config": object()}, {"ec_transfer_config": object()},
+        {"multimodal_config": SimpleNamespace(language_model_only=False)},
     ],
     ids=lambda change: next(iter(change)),
 )  # fmt: skip
 def test_what_is_not_kept_apart_does_not_start(change: dict[str, Any]) -> None:
     check_supported(config())
+    check_supported(config(multimodal_config=SimpleNamespace(language_model_only=True)))
     with pytest.raises(UnsupportedEngine):
         check_supported(config(**change))

@@ -10,8 +10,8 @@ from posixpath import dirname
 from typing import Final
 
 from blockwarden_core import layout
-from blockwarden_core.engine_args import KV_EVENTS_CONFIG
 from blockwarden_core.kv_transfer import render_kv_transfer
+from blockwarden_core.unsafe import KV_EVENTS_CONFIG
 from blockwarden_operator.api import TenantPolicySpec
 
 from .names import API_PORT_NAME, INTERNAL_PORT_NAME, Component, Manifest, Owner, render_object

@@ -6,7 +6,7 @@ flags faster than anybody can review them, and one that logs prompts or swaps th
 There is one spelling, `--flag=value` (or `--flag` for a switch), one list item each. vLLM's own parser reads more
 (`--flag value`, `--flag_name`, unique prefixes, `--json.key`, `--config file`); each of those is a way around a list of
 names, so none of them is accepted. A value must match its flag's pattern, which is written in the common subset of RE2
-(CEL) and Python.
+(CEL) and Python. Why the known bad ones are bad is in `unsafe`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from . import unsafe
 from .kv_transfer import kv_transfer_refusal
 
 COUNT: Final = "[0-9]{1,12}"
@@ -26,9 +27,6 @@ FRACTION: Final = "(0?[.][0-9]{1,18}|1([.]0)?)"
 SERVED_NAME: Final = "[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}"
 PATH: Final = "/[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*"
 """An absolute path of plain names; no name begins with a dot, so there is no way up."""
-
-KV_EVENTS_CONFIG: Final = '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","topic":"kv-events"}'
-"""The only KV-event configuration: no replay socket, the port that the NetworkPolicy knows."""
 
 EXTRA_ARGS: Final[Mapping[str, str]] = MappingProxyType({
     "async-scheduling": "",
@@ -42,7 +40,6 @@ EXTRA_ARGS: Final[Mapping[str, str]] = MappingProxyType({
     "enforce-eager": "",
     "generation-config": "auto|vllm",
     "kv-cache-dtype": "auto|float16|bfloat16|fp8|fp8_e4m3|fp8_e5m2",
-    "language-model-only": "",
     "load-format": "auto|safetensors|dummy",
     "long-prefill-token-threshold": COUNT,
     "max-cudagraph-capture-size": COUNT,
@@ -66,7 +63,7 @@ FIELD_ARGS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType({
     "block-size": ("spec.engine.kvCache.blockSize", COUNT),
     "dtype": ("spec.engine.dtype", WORD),
     "gpu-memory-utilization": ("spec.engine.gpuMemoryUtilization", FRACTION),
-    "kv-events-config": ("spec.engine.kvEvents", re.escape(KV_EVENTS_CONFIG)),
+    "kv-events-config": ("spec.engine.kvEvents", re.escape(unsafe.KV_EVENTS_CONFIG)),
     "kv-transfer-config": ("spec.engine.kvTransfer", ".+"),  # judged by kv_transfer_refusal
     "max-model-len": ("spec.engine.maxModelLen", COUNT),
     "model": ("spec.model.source", PATH),
@@ -75,44 +72,6 @@ FIELD_ARGS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType({
     "tensor-parallel-size": ("spec.engine.tensorParallelSize", COUNT),
 })  # fmt: skip
 """What the operator renders from a field of its own: the field, and the pattern of the value."""
-
-REFUSED_ARGS: Final[Mapping[str, str]] = MappingProxyType({
-    "allowed-local-media-path": "it lets requests read files of the pod",
-    "api-key": "clients authenticate at the gateway: use spec.tenants[].apiKeys",
-    "config": "it brings in arguments that nobody has checked",
-    "disable-fastapi-docs": "blockwarden always sets it",
-    "distributed-executor-backend": "only vLLM's own executors acknowledge scrubs from every rank",
-    "ec-transfer-config": "encoder caches are not keyed by tenant",
-    "enable-log-outputs": "it writes tenants' answers to the log",
-    "enable-log-requests": "it writes tenants' prompts to the log",
-    "enable-mm-embeds": "it loads tensors that a client sends",
-    "enable-prefix-caching": "blockwarden always sets it",
-    "enable-prompt-embeds": "it loads tensors that a client sends",
-    "enable-prompt-tokens-details": "blockwarden always sets it; use spec.isolation.exposeCachedTokens",
-    "enable-scale-out": "it opens routes around the gateway",
-    "enable-sleep-mode": "sleeping and waking bypass the scrubber",
-    "grpc-port": "it opens a port around the gateway",
-    "hf-overrides": "it changes the model beneath the block manager",
-    "host": "blockwarden binds the engine itself",
-    "kv-offloading-size": "use spec.engine.kvTransfer",
-    "middleware": "blockwarden's admission is the only middleware",
-    "no-enable-prefix-caching": "turn sharing off with spec.isolation.scope: Request",
-    "port": "blockwarden binds the engine itself",
-    "prefix-caching-hash-algo": "blockwarden always sets sha256",
-    "profiler-config": "profiles hold tenants' data",
-    "scheduler-cls": "blockwarden's scheduler keeps tenants apart",
-    "scheduling-policy": "priority scheduling lets a request preempt another tenant's",
-    "speculative-config": "speculation can keep text across tenants and its blocks are not scrubbed",
-    "tokens-only": "it opens routes around the gateway",
-    "tool-server": "tools run in sandboxes that tenants would share",
-    "trust-remote-code": "it runs the model repository's code in the process that holds every tenant's prompts",
-    "trust-request-chat-template": "it runs a template that a client sends",
-    "trust-request-mm-kwargs": "it hands a client's arguments to the media processor",
-    "uds": "blockwarden binds the engine itself",
-    "worker-cls": "blockwarden's worker scrubs and guards the blocks",
-    "worker-extension-cls": "blockwarden's worker scrubs and guards the blocks",
-})  # fmt: skip
-"""Flags that people do try, and why they are refused. Only messages use it: whatever is not allowed is refused anyway."""
 
 LOGGING_LEVEL: Final = "VLLM_LOGGING_LEVEL"
 EXTRA_ENV: Final[Mapping[str, str]] = MappingProxyType({
@@ -137,15 +96,6 @@ EXTRA_ENV: Final[Mapping[str, str]] = MappingProxyType({
 })  # fmt: skip
 """What `spec.engine.env` may set, by name: the pattern of the value. Debug logging is absent on purpose: vLLM then writes
 request bodies, salts included."""
-
-REFUSED_ENV: Final = re.compile(
-    "VLLM_(SERVER_DEV_MODE|ALLOW_RUNTIME_LORA_UPDATING|ENABLE_RESPONSES_API_STORE|DISABLE_REQUEST_ID_RANDOMIZATION"
-    "|ENABLE_COHERE_API|USE_RUST_FRONTEND|RUST_FRONTEND_PATH|MEDIA_CACHE|MEDIA_CONNECTOR|DEBUG_LOG_API_SERVER_RESPONSE"
-    "|DEBUG_DUMP_PATH|TRACE_FUNCTION|LOGGING_CONFIG_PATH|ALLOW_INSECURE_SERIALIZATION|API_KEY|MODEL_REDIRECT_PATH"
-    "|KEEP_ALIVE_ON_ENGINE_DEATH|USE_SIMPLE_KV_OFFLOAD|LORA_RESOLVER_.*)"
-    "|CUSTOM_FASTAPI_.*"
-)
-"""Variables with which an engine never starts, wherever they come from (an image may set what a TenantPolicy may not)."""
 
 _FLAG: Final = re.compile("--([a-z0-9]+(?:-[a-z0-9]+)*)(?:=(.*))?", re.DOTALL)
 
@@ -180,8 +130,8 @@ def env_refusal(env: Mapping[str, str]) -> str | None:
 def inherited_env_refusal(env: Mapping[str, str]) -> str | None:
     """Why an engine must not start in this environment, in one sentence that names the variable; None if it may."""
     for name in env:
-        if REFUSED_ENV.fullmatch(name):
-            return f"{name} is set in the engine's environment and would undo isolation: build the image without it"
+        if (why := unsafe.variable_reason(name)) is not None:
+            return f"{name} in the engine's environment is refused ({why}): build the image without it"
     levels = EXTRA_ENV[LOGGING_LEVEL]
     if not re.fullmatch(levels, env.get(LOGGING_LEVEL, "INFO")):
         return f"{LOGGING_LEVEL} in the engine's environment does not match {levels}: build the image without it"
@@ -195,8 +145,12 @@ def _first_refusal(args: Sequence[str], allowed: Mapping[str, str], fields: Mapp
         if match is None:
             return "an argument is not of the form --flag=value or --flag: write each flag as one item of that form"
         name, value = match[1], match[2]
+        if name in fields:
+            return f"--{name} has a field of its own: set {fields[name]} instead"
+        if (mode := unsafe.mode_asked(name, value or "")) is not None:
+            return f"--{name} asks for {mode.name}, which is refused ({mode.why}): remove it"
         if name not in allowed:
-            return _not_allowed(name, fields)
+            return _not_allowed(name)
         if name in seen:
             return f"--{name} is given twice: keep one"
         seen.add(name)
@@ -215,9 +169,7 @@ def _value_problem(name: str, value: str | None, pattern: str) -> str | None:
     return None if re.fullmatch(pattern, value) else f"--{name} has a value that does not match {pattern}: change it"
 
 
-def _not_allowed(name: str, fields: Mapping[str, str]) -> str:
-    if name in fields:
-        return f"--{name} has a field of its own: set {fields[name]} instead"
-    if name in REFUSED_ARGS:
-        return f"--{name} is refused ({REFUSED_ARGS[name]}): remove it"
+def _not_allowed(name: str) -> str:
+    if (why := unsafe.FLAGS.get(name)) is not None:
+        return f"--{name} is refused ({why}): remove it"
     return f"--{name} is not an engine argument that blockwarden lets through: remove it"

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
+from . import unsafe
 from .document import Document
 
 NAMESPACE_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -79,7 +80,18 @@ def kv_transfer_refusal(text: str) -> str | None:
         transfer = None
     if transfer is not None and render_kv_transfer(transfer) == text:
         return None
+    if (name := connector_named(text)) is not None and (why := unsafe.CONNECTORS.get(name)) is not None:
+        return f"--kv-transfer-config names {name}, which is refused ({why}): remove it"
     return "--kv-transfer-config is not one that blockwarden renders: set spec.engine.kvTransfer"
+
+
+def connector_named(text: str) -> str | None:
+    """The class that a `--kv-transfer-config` names; None where it names none."""
+    try:
+        name = json.loads(text)["kv_connector"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return name if isinstance(name, str) else None
 
 
 def _extra_config(transfer: KvTransfer) -> dict[str, Any]:

@@ -6,6 +6,7 @@ One sentence on standard error and exit status 78 (a configuration error) say wh
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import shutil
 import sys
@@ -46,6 +47,7 @@ def main(argv: Sequence[str]) -> None:
         launch = check(args)
         if only_check:
             return
+        _leave_no_core_dump()
         from .plugin import register
         from .server import run
 
@@ -53,6 +55,16 @@ def main(argv: Sequence[str]) -> None:
         run(launch)
     except BlockwardenError as error:
         _refuse(error)
+
+
+def _leave_no_core_dump() -> None:
+    """No process of this engine, when it crashes, has its memory written anywhere: every tenant's prompts and keys are in it.
+
+    A limit of one byte, and not of none: the kernel ignores the limit where dumps are piped to a program, but for that value. A
+    container whose own limit is 0 cannot have it; there a node that pipes dumps still gets one.
+    """
+    limit = 1 if resource.getrlimit(resource.RLIMIT_CORE)[1] else 0
+    resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
 
 
 def _refuse(error: BlockwardenError) -> NoReturn:

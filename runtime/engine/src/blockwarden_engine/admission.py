@@ -27,6 +27,10 @@ length_is_free: Final[ContextVar[bool]] = ContextVar("length_is_free", default=F
 """Whether the client left the length of the answer open, so that it may be cut to what its tenant can hold. Set by the
 middleware, read where the request is about to enter the engine."""
 
+admitted_token: Final[ContextVar[Token]] = ContextVar("admitted_token")
+"""The token of the request that the engine core is taking in. Set before vLLM makes its Request, read where that one's grammar is
+about to be compiled."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:

@@ -66,11 +66,17 @@ HOOKS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({
     ),
     "process_inputs": ("v1.engine.input_processor:InputProcessor.process_inputs",),
     "preprocess": (
+        "engine.arg_utils:EngineArgs.create_engine_config",
         "v1.engine.core:EngineCore.__init__",
         "v1.engine.core:EngineCore.preprocess_add_request",
         "v1.engine.core:EngineCoreProc.__init__",
         "v1.engine.core:EngineCoreProc._make_ready_response",
         "v1.engine.core:EngineCoreProc.process_input_sockets",
+        "v1.engine.core:EngineCore.log_error_detail",
+        "logging_utils.dump_input:dump_engine_exception",
+        "v1.core.encoder_cache_manager",
+        "v1.structured_output.__init__:StructuredOutputManager",
+        "v1.structured_output.backend_xgrammar:XgrammarBackend",
     ),
     "middleware": (
         "entrypoints.serve.middleware.register:init_entrypoints_middleware",
@@ -191,14 +197,16 @@ def worker_api() -> SimpleNamespace:
 
 @cache
 def hook_api() -> SimpleNamespace:
-    """The classes whose methods `plugin` replaces, and the error that they answer a refused request with."""
+    """What `plugin` replaces: methods of these classes and names in the module `core`; and the error for a refused request."""
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.exceptions import GracefulHTTPError
-    from vllm.v1.engine.core import EngineCore, EngineCoreProc
+    from vllm.v1.engine import core
     from vllm.v1.engine.input_processor import InputProcessor
 
     return SimpleNamespace(
-        EngineCore=EngineCore, EngineCoreProc=EngineCoreProc, GracefulHTTPError=GracefulHTTPError, InputProcessor=InputProcessor
-    )
+        EngineArgs=EngineArgs, EngineCore=core.EngineCore, EngineCoreProc=core.EngineCoreProc, core=core,
+        GracefulHTTPError=GracefulHTTPError, InputProcessor=InputProcessor,
+    )  # fmt: skip
 
 
 @cache

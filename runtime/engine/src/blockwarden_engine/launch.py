@@ -16,7 +16,7 @@ from typing import Final
 
 from blockwarden_core import layout
 from blockwarden_core.engine_args import inherited_env_refusal, launch_refusal
-from blockwarden_core.kv_transfer import UNPROVEN
+from blockwarden_core.kv_transfer import UNPROVEN, connector_named
 
 from .errors import LaunchRefused
 from .settings import BOOT_NONCE_ENV, MIDDLEWARE, PLUGIN_NAME, SCHEDULER, SCRUB_VERIFY_ENV, SCRUB_VERIFY_MODES, WORKER
@@ -35,7 +35,9 @@ MANDATORY_ARGS: Final = (
     f"--middleware={MIDDLEWARE}",
     "--enable-prefix-caching",
     "--prefix-caching-hash-algo=sha256",
+    "--language-model-only",
     "--mm-processor-cache-gb=0",
+    '--structured-outputs-config={"backend":"xgrammar"}',
     "--enable-prompt-tokens-details",
     "--disable-fastapi-docs",
     "--fingerprint-mode=none",
@@ -130,8 +132,9 @@ def check_external_cache(launch: Launch) -> None:
     LaunchRefused: the engine would copy KV blocks into an external cache. The argument is one that the operator renders, so
         `plan_launch` reads it; but no connector has been shown to keep tenants apart together with the tenants' block pool.
     """
-    if any(arg.startswith("--kv-transfer-config") for arg in launch.vllm_args):
-        raise LaunchRefused(f"--kv-transfer-config: {UNPROVEN}: remove spec.engine.kvTransfer")
+    for name, _, value in (arg.partition("=") for arg in launch.vllm_args):
+        if name == "--kv-transfer-config":
+            raise LaunchRefused(f"{name} names {connector_named(value)}, and {UNPROVEN}: remove spec.engine.kvTransfer")
 
 
 def _split(args: Sequence[str]) -> tuple[dict[str, str], list[str]]:

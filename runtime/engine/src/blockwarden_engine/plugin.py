@@ -1,9 +1,9 @@
 """The plugin itself: vLLM calls `register` in every process of an engine, before anything of ours runs there.
 
-It proves that the installed vLLM is the recorded one and puts admission where a request cannot get around it. Raising here stops
-the process: vLLM does not catch what an entry point raises. What it cannot prove from inside (that it was loaded at all) the
-scheduler, the worker and the middleware demand with `require_plugin` when they are made; they are named on the command
-line, so vLLM cannot start without them.
+It proves that the installed vLLM is the recorded one, puts admission where a request cannot get around it, and replaces what vLLM
+makes by a name in its code and by no option. Raising here stops the process: vLLM does not catch what an entry point raises. What
+it cannot prove from inside (that it was loaded at all) the scheduler, the worker and the middleware demand with `require_plugin`
+when they are made; they are named on the command line, so vLLM cannot start without them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from blockwarden_core.policy import TenantShare
 from blockwarden_core.refusal import render_refusal
 from blockwarden_core.salt import Token
 
-from .admission import carry_token, process_admission
+from .admission import admitted_token, carry_token, process_admission
 from .compat import check_engine, hook_api
+from .dump import dump_engine_exception
 from .errors import MediaRefused, RequestRefused, UnsupportedEngine
 from .installed import HOOKS, record_hooks
 from .settings import SCHEDULER, WORKER
+from .support import check_supported
 
 
 def register() -> None:
@@ -38,6 +40,9 @@ def register() -> None:
     api.EngineCore.preprocess_add_request = _admitting_core(api.EngineCore.preprocess_add_request)
     api.EngineCoreProc._make_ready_response = _checked_core(api.EngineCoreProc._make_ready_response)
     api.EngineCore.blockwarden_report = _report
+    api.EngineArgs.create_engine_config = _checked_config(api.EngineArgs.create_engine_config)
+    api.core.StructuredOutputManager = _grammars_class()
+    api.core.dump_engine_exception = dump_engine_exception
     record_hooks(fingerprints)
 
 
@@ -76,6 +81,7 @@ def _admitting_core(original: Any) -> Any:
             process_admission().refusals.count(error.code)
             raise
         request.cache_salt = token.salt
+        admitted_token.set(token)
         made, wave = original(self, request)
         carry_token(made, text)
         return made, wave
@@ -97,8 +103,20 @@ def _fit(request: Any, share: TenantShare) -> None:
         sampling.max_tokens = process_admission().longest_answer(share, prompt, sampling.max_tokens)
 
 
+def _checked_config(original: Any) -> Any:
+    """EngineArgs.create_engine_config that refuses what is not kept apart, before a weight is read (API process)."""
+
+    @wraps(original)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = original(self, *args, **kwargs)
+        check_supported(config)
+        return config
+
+    return create_engine_config
+
+
 def _checked_core(original: Any) -> Any:
-    """EngineCoreProc._make_ready_response that ends the engine if anything but our scheduler and our worker is in it.
+    """EngineCoreProc._make_ready_response that ends the engine if anything of vLLM's is in it where ours belongs.
 
     vLLM loads plugins inside EngineCore.__init__, so that one is too late to replace; nobody is served before this answer.
     """
@@ -114,12 +132,23 @@ def _checked_core(original: Any) -> Any:
 
 def check_core(core: Any) -> None:
     """Raises:
-    UnsupportedEngine: the engine core has another scheduler or another worker class.
+    UnsupportedEngine: the engine core has another scheduler, worker or manager of grammars, or a cache of media.
     """
     if type(core.scheduler) not in _scheduler_classes():
         raise UnsupportedEngine(f"the engine has another scheduler than {SCHEDULER}: start it with python -m blockwarden_engine")
     if core.vllm_config.parallel_config.worker_cls != WORKER:
         raise UnsupportedEngine(f"the engine has another worker than {WORKER}: start it with python -m blockwarden_engine")
+    if type(core.structured_output_manager) is not _grammars_class():
+        raise UnsupportedEngine("the engine caches grammars for all tenants together: start it with python -m blockwarden_engine")
+    if core.mm_receiver_cache is not None or core.scheduler.encoder_cache_manager.cache_size:
+        raise UnsupportedEngine("the engine has a cache of media, which is not keyed by tenant: run it without media")
+
+
+@cache
+def _grammars_class() -> type[Any]:
+    from .grammars import ScopedGrammars
+
+    return ScopedGrammars
 
 
 @cache

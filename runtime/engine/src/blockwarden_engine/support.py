@@ -5,28 +5,74 @@ Pure but for `replaced`, which stands in for the configuration option that vLLM 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from .errors import UnsupportedEngine
 
 
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """Something that a whole configuration of vLLM may have, wherever it comes from, and with which an engine must not start.
+
+    Attributes:
+        name: what it is called.
+        why: the reason.
+        present: whether a VllmConfig has it.
+    """
+
+    name: str
+    why: str
+    present: Callable[[Any], bool]
+
+
+FEATURES: Final = (
+    Feature(
+        "a scheduling policy other than fcfs", "it lets a request preempt another tenant's",
+        lambda config: config.scheduler_config.policy != "fcfs",
+    ),
+    Feature(
+        "pipeline parallelism", "scrubbing has not been shown to hold across pipeline stages",
+        lambda config: config.parallel_config.pipeline_parallel_size > 1,
+    ),
+    Feature(
+        "context parallelism", "a block's content is spread over ranks that do not own it alone",
+        lambda config: config.parallel_config.decode_context_parallel_size > 1
+        or config.parallel_config.prefill_context_parallel_size > 1,
+    ),
+    Feature(
+        "an external KV cache", "none has been shown to keep tenants apart together with the tenants' block pool",
+        lambda config: config.kv_transfer_config is not None,
+    ),
+    Feature(
+        "an external encoder cache", "encoder outputs are not keyed by tenant",
+        lambda config: config.ec_transfer_config is not None,
+    ),
+    Feature(
+        "media input", "encoder and processor caches are not keyed by tenant",
+        lambda config: config.model_config.multimodal_config is not None
+        and not config.model_config.multimodal_config.language_model_only,
+    ),
+    Feature(
+        "an encoder-decoder model", "its encoder's outputs are neither keyed by tenant nor scrubbed",
+        lambda config: config.model_config.is_encoder_decoder,
+    ),
+    Feature(
+        "a diffusion model", "it has no KV blocks that could be kept apart",
+        lambda config: config.model_config.is_diffusion,
+    ),
+)  # fmt: skip
+
+
 def check_supported(vllm_config: Any) -> None:
     """Raises:
-    UnsupportedEngine: the configuration has a feature whose blocks or order of requests this scheduler does not keep apart.
+    UnsupportedEngine: the configuration has a feature whose state or order of requests is not kept apart by tenant.
     """
-    parallel, model = vllm_config.parallel_config, vllm_config.model_config
-    refused = {
-        "--scheduling-policy other than fcfs": vllm_config.scheduler_config.policy != "fcfs",
-        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
-        "context parallelism": parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
-        "an external KV cache": vllm_config.kv_transfer_config is not None,
-        "encoder-decoder models": model.is_encoder_decoder,
-        "diffusion models": model.is_diffusion,
-    }
-    for feature in (name for name, present in refused.items() if present):
-        raise UnsupportedEngine(f"{feature}: not kept apart by tenant, run without it")
+    for feature in FEATURES:
+        if feature.present(vllm_config):
+            raise UnsupportedEngine(f"{feature.name} is refused ({feature.why}): run without it")
 
 
 def check_built(scheduler: Any, pool: type[Any], manager_class: type[Any]) -> None:
