@@ -12,6 +12,8 @@ from functools import cache, wraps
 from http import HTTPStatus
 from typing import Any
 
+from pydantic import ValidationError
+
 from blockwarden_core.errors import TokenError
 from blockwarden_core.policy import TenantShare
 from blockwarden_core.refusal import render_refusal
@@ -104,11 +106,18 @@ def _fit(request: Any, share: TenantShare) -> None:
 
 
 def _checked_config(original: Any) -> Any:
-    """EngineArgs.create_engine_config that refuses what is not kept apart, before a weight is read (API process)."""
+    """EngineArgs.create_engine_config that refuses what is not kept apart, before a weight is read (API process).
+
+    What vLLM itself refuses becomes a sentence too, in place of a traceback that repeats the whole configuration.
+    """
 
     @wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        config = original(self, *args, **kwargs)
+        try:
+            config = original(self, *args, **kwargs)
+        except ValidationError as error:
+            said = "; ".join(str(one["msg"]).removeprefix("Value error, ") for one in error.errors())
+            raise UnsupportedEngine(f"vLLM refuses this configuration: {said}") from None
         check_supported(config)
         return config
 
