@@ -158,7 +158,9 @@ class Measured:
         """Why no more was measured."""
         if self.narrow:
             return "both half-widths are at most 1 %"
-        return "the time was used up before both half-widths were at most 1 %: other work on this machine is the noise"
+        return (
+            "the time was used up before both half-widths were at most 1 %: the noise is other work here, and how starts differ"
+        )
 
     def add(self, stock: Run, ours: Run) -> None:
         self.wall.append(math.log(ours.wall / stock.wall))
@@ -171,10 +173,8 @@ class Measured:
 def measure_start(measured: Measured, chance: random.Random, *, control: bool) -> None:
     """Starts both engines and adds TURNS turns."""
     shares = [harness().tenant(name) for name in "abc"]
-    ours_first = chance.random() < 0.5
-    made = engine_pair(
-        model("smollm2"), ARGUMENTS, shares, environment=ONE_CORE, ours_first=ours_first, control=control
-    )  # fmt: skip
+    order = {"ours_first": chance.random() < 0.5, "control": control}
+    made = engine_pair(model("smollm2"), ARGUMENTS, shares, environment=ONE_CORE, **order)
     with made as pair, contextlib.ExitStack() as opened:
         sides = [Side(server, [server.connect() for _ in range(CLIENTS)]) for server in pair]
         for side in sides:

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
 
+@cache
 def harness() -> ModuleType:
     """The engine harness of the integration tests."""
     path = ROOT / "tests/integration/engine/conftest.py"
@@ -41,6 +43,7 @@ def harness() -> ModuleType:
     return module
 
 
+@cache
 def model(name: str) -> Path:
     """The directory of a model, made if need be."""
     done = subprocess.run([sys.executable, ROOT / "tools/models.py", name], check=True, stdout=subprocess.PIPE, text=True)
@@ -181,7 +184,7 @@ def _stock(model_directory: Path, arguments: list[str], scratch: Path, environme
 
 def harness_port() -> int:
     """A port that is free now."""
-    port: int = sys.modules["engine_harness"]._free_port()
+    port: int = harness()._free_port()
     return port
 
 

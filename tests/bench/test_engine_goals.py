@@ -114,8 +114,10 @@ def test_two_servers_are_never_left_on_one_core(cost: ModuleType, monkeypatch: p
     monkeypatch.setattr(cost, "SWAP_SECONDS", 0.001)
     servers = [SimpleNamespace(threads=lambda: "stock"), SimpleNamespace(threads=lambda: "ours")]
     with cost.swapping(servers, random.Random(1)):
-        while len(places) < 20:
+        deadline = time.monotonic() + 10
+        while len(places) < 20 and time.monotonic() < deadline:
             time.sleep(0.001)
+    assert len(places) >= 20
     rounds = [dict(places[at : at + 2]) for at in range(0, len(places), 2)]
     assert all(len(set(place.values())) == 2 and place.keys() == {"stock", "ours"} for place in rounds)
     assert all(before != after for before, after in pairwise(rounds))

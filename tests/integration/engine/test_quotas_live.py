@@ -126,6 +126,7 @@ def test_too_much_is_refused_with_the_numbers_and_changes_nothing(engine: Any, p
     report = engine.wait_for(lambda report: "PolicyTooLarge" in report.reload_errors)  # counted where blocks are planned
     assert "204 blocks are guaranteed and the pool has 128: lower guaranteed" in report.reload_error
     assert (report.policy_version, tenant(report, "a").limit_blocks) == (good, 40)
+    assert report.reload_errors["PolicyTooLarge"] >= 1
     page = engine.internal(layout.METRICS_PATH).body.decode()
     assert "blockwarden_policy_reload_failed 1.0" in page
     assert 'blockwarden_policy_reload_errors_total{reason="PolicyTooLarge"}' in page

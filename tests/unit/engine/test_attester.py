@@ -110,12 +110,13 @@ async def test_the_heartbeat_goes_on_over_a_core_that_fails_for_a_while(parts: A
     monkeypatch.setattr(attest, "HEARTBEAT_SECONDS", 0.001)
     core.broken = True
     beating = asyncio.create_task(made.heartbeat())
-    while core.calls < 3:
-        await asyncio.sleep(0.001)
-    assert not made.alive()
-    core.broken, clock.now = False, 5.0
-    while not made.alive():
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(10):
+        while core.calls < 3:
+            await asyncio.sleep(0.001)
+        assert not made.alive()
+        core.broken, clock.now = False, 5.0
+        while not made.alive():
+            await asyncio.sleep(0.001)
     beating.cancel()
 
 
